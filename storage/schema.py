@@ -6,6 +6,7 @@ dropped at any time and are rebuilt from the events.
 """
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -176,8 +177,8 @@ def check_schema(connection: sqlite3.Connection) -> int:
     return found
 
 
-def migrate(connection: sqlite3.Connection, log_id: str) -> None:
-    """Bring the file to today's schema; ``log_id`` is used if the log is born here.
+def migrate(connection: sqlite3.Connection, new_log_id: Callable[[], str]) -> None:
+    """Bring the file to today's schema; ``new_log_id`` is asked if the log is born here.
 
     Does nothing, and imports nothing, when the schema is current.
     """
@@ -186,7 +187,7 @@ def migrate(connection: sqlite3.Connection, log_id: str) -> None:
     # It costs an eighth of a second to import, and most starts have nothing to migrate.
     from sqlite_utils import Database
 
-    _migrations(log_id).apply(Database(connection))
+    _migrations(new_log_id).apply(Database(connection))
 
 
 def ensure_projection_tables(connection: sqlite3.Connection) -> None:
@@ -200,7 +201,7 @@ def missing_projection_tables(connection: sqlite3.Connection) -> list[str]:
     return [name for name in PROJECTION_TABLES if not _has_table(connection, name)]
 
 
-def _migrations(log_id: str) -> "Migrations":
+def _migrations(new_log_id: Callable[[], str]) -> "Migrations":
     from sqlite_utils.migrations import Migrations
 
     migrations = Migrations("watchkeeper")
@@ -209,7 +210,9 @@ def _migrations(log_id: str) -> "Migrations":
     def _log(database: "Database") -> None:
         for statement in (*TRUTH, *PROJECTIONS):
             database.conn.execute(statement)
-        database.conn.execute("INSERT INTO meta(id, log_id, schema) VALUES (1, ?, 1)", (log_id,))
+        database.conn.execute(
+            "INSERT INTO meta(id, log_id, schema) VALUES (1, ?, 1)", (new_log_id(),)
+        )
 
     return migrations
 

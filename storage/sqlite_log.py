@@ -358,7 +358,7 @@ def _open(
     try:
         if pages_max is not None:
             connection.execute(f"PRAGMA max_page_count={int(pages_max)}")
-        migrate(connection, ids.new("log"))
+        migrate(connection, lambda: ids.new("log"))
         check = check_tail(connection)
         if check.damage is not None:
             connection.close()
