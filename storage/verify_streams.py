@@ -222,8 +222,8 @@ def _is_file_name(file: object) -> bool:
 
 
 def _file_problem(folder: Path, file: str, salt: bytes, event: e.ArtifactStored) -> str | None:
-    path = next((p for p in (folder / file[:2] / file, folder / file) if p.is_file()), None)
-    if path is None:
+    path = folder / file[:2] / file
+    if not path.is_file():
         return f"its file {file} is missing"
     plain, salted = hashlib.sha256(), hashlib.sha256(salt)
     size = 0
