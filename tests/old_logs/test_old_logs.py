@@ -21,7 +21,8 @@ NEWEST = "0.1.0"
 
 
 def rows(version):
-    return [json.loads(line) for line in (HERE / f"{version}.jsonl").open(encoding="utf-8")]
+    text = (HERE / f"{version}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def history(version):

@@ -3,6 +3,7 @@
 import importlib.util
 import sqlite3
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
@@ -130,7 +131,7 @@ async def test_a_time_means_the_last_event_recorded_by_then(told):
     (_, job), *_ = seen
     async with opened(db, read_only=True) as log:
         events = (await replay(log, job)).events
-        for before, record in zip(events, events[1:], strict=False):
+        for before, record in pairwise(events):
             at = record.recorded_at_ns
             assert (await view(log, job, at_ns=at)).seq >= record.seq
             if before.recorded_at_ns < at:
@@ -161,7 +162,7 @@ async def test_a_replay_is_the_history_with_its_state_and_digest(told):
 
 async def test_what_was_erased_is_gone_at_every_point(told):
     """The view of the past still folds; the bytes are not there any more."""
-    db, seen = told
+    db, _ = told
     async with opened(db, read_only=True) as log:
         erasing = [r for r in await log.read_all() if isinstance(r.event, e.PayloadErased)]
         job = job_of_stream(erasing[0].stream)
@@ -174,7 +175,7 @@ async def test_what_was_erased_is_gone_at_every_point(told):
 
 async def test_bytes_of_a_state_leave_out_what_is_at_its_default(told):
     """A field that nobody used is not there, so that later versions can add some."""
-    db, seen = told
+    _, seen = told
     state = next(iter(seen.values()))
 
     assert b'"exit"' not in state_bytes(state)
