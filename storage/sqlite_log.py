@@ -17,6 +17,7 @@ from storage.event_log import (
     EVENTS_PER_PAGE_MAX,
     Append,
     JobQuery,
+    Payload,
     Recorded,
     StoredArtifact,
 )
@@ -245,6 +246,10 @@ class SqliteEventLog:
     async def payload(self, digest: str) -> bytes | None:
         """Answer the bytes of a payload; None when they were erased."""
         return (await self.payloads([digest])).get(digest)
+
+    async def payload_row(self, digest: str) -> Payload | None:
+        """Answer a payload with its salt; None when it was erased."""
+        return await self._readers.ask(log_reader.payload_row_of, digest)
 
     async def payloads(self, digests: Sequence[str]) -> dict[str, bytes]:
         """Answer those of the payloads that are there."""
