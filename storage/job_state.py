@@ -188,7 +188,7 @@ def _submitted(record: Recorded, event: e.JobSubmitted) -> JobState:
     )
 
 
-def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR0911, PLR0912, PLR0915
+def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901
     # One arm an event type, each a straight line: a table of functions would hide the same length.
     event = record.event
     at_ns = record.recorded_at_ns
@@ -218,10 +218,10 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR091
         case e.SessionBound():
             return attrs.evolve(state, agent_session=event.agent_session)
         case e.OutputRecorded():
-            tail = OutputTail(
-                tail=event.tail, offset=event.offset, total=event.offset + event.size
-            )
-            return attrs.evolve(state, **{event.stream: tail})
+            tail = OutputTail(tail=event.tail, offset=event.offset, total=event.offset + event.size)
+            if event.stream == "stdout":
+                return attrs.evolve(state, stdout=tail)
+            return attrs.evolve(state, stderr=tail)
         case e.AgentEnded():
             return attrs.evolve(
                 state,
@@ -248,13 +248,7 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR091
             return attrs.evolve(
                 state, status="queued", phase="queued", keeper=None, workspace=None, reaped_left=0
             )
-        case (
-            e.JobCompleted()
-            | e.JobFailed()
-            | e.JobTimedOut()
-            | e.JobErrored()
-            | e.JobCancelled()
-        ):
+        case e.JobCompleted() | e.JobFailed() | e.JobTimedOut() | e.JobErrored() | e.JobCancelled():
             return _ended_for_good(state, event, at_ns)
         case e.WorkspaceRemoved():
             return attrs.evolve(state, workspace_removed_epoch=record.epoch)
@@ -270,9 +264,7 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR091
             )
         case e.PayloadErased():
             return attrs.evolve(state, erased=state.erased | frozenset(event.digests))
-        case (
-            e.AgentToolCalled() | e.AgentMessaged() | e.WebhookDelivered() | e.WebhookGivenUp()
-        ):
+        case e.AgentToolCalled() | e.AgentMessaged() | e.WebhookDelivered() | e.WebhookGivenUp():
             return state
         case (
             e.JobSubmitted()
