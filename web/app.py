@@ -8,6 +8,7 @@ from quart import Quart, Request, Response, g, request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import BaseConverter
 
 from actors.errors import ActorsError
 from storage.errors import StorageError
@@ -40,6 +41,14 @@ class ShieldedConnection(TrioASGIHTTPConnection):
         await super().handle_request(nursery, request, shielded)
 
 
+class ExactPath(BaseConverter):
+    """The rest of a path, whatever is in it: names of files may hold any character."""
+
+    part_isolating = False
+    regex = r"[\s\S]+"
+    weight = 200
+
+
 class WatchkeeperApp(QuartTrio):
     """Quart on trio, with the connection above."""
 
@@ -54,6 +63,7 @@ def create_app(web: Web) -> WatchkeeperApp:
     app.config["BODY_TIMEOUT"] = BODY_TIMEOUT_S
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.merge_slashes = False
+    app.url_map.converters["exact"] = ExactPath
     routes = Routes(app)
     for part in (routes_jobs, routes_events, routes_files, routes_health):
         part.add(routes, web)

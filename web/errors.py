@@ -29,7 +29,7 @@ CODE_OF_STATUS: Final = {
 }
 
 
-class Problem(Exception):  # noqa: N818  the word of RFC 9457
+class Problem(Exception):
     """A refusal with a stable ``code``; ``field`` names the part of the request at fault.
 
     ``detail`` is one line for people and may change. ``headers`` are added to the reply.

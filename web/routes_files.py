@@ -1,6 +1,7 @@
 """Routes of what a job made: its output, its diff, its files, its commits."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -77,7 +78,7 @@ def add(routes: Routes, web: Web) -> None:
     routes.get("/jobs/<job_id>/output", job_output)
     routes.get("/jobs/<job_id>/diff", job_diff)
     routes.get("/jobs/<job_id>/files", job_files)
-    routes.get("/jobs/<job_id>/files/<path:path>", job_file)
+    routes.get("/jobs/<job_id>/files/<exact:path>", job_file)
     routes.get("/jobs/<job_id>/bundle", job_bundle)
 
 
@@ -133,9 +134,10 @@ async def output_chunks(
     while True:
         path = await _output_path(web, state, stream)
         if path is not None:
-            async for chunk in file_chunks(path, offset=offset):
-                offset += len(chunk)
-                yield chunk
+            async with aclosing(file_chunks(path, offset=offset)) as chunks:
+                async for chunk in chunks:
+                    offset += len(chunk)
+                    yield chunk
         if not follow or state.terminal or (state.epoch != epoch and epoch != 0):
             return
         epoch = state.epoch

@@ -26,7 +26,11 @@ _Budget = Annotated[float, Meta(gt=0, le=BUDGET_USD_MAX)]
 
 _T = TypeVar("_T")
 _STRING_OR_BRACKET: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
-_AT_PATH: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_STRING_OR_SPACE: Final = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|[ \t\r\n]++', re.DOTALL)
+_STRING_OR_NUMBER: Final = re.compile(
+    rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|-?[0-9][0-9.eE+-]*+', re.DOTALL
+)
+_AT_PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
 _LONE_SURROGATE: Final = re.compile(
     r"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -94,8 +98,8 @@ def parse_message(body: bytes) -> str:
 
 def canonical(request: ExecuteBody) -> bytes:
     """Answer the bytes that two equal requests share, however they were spaced or ordered."""
-    metadata = msgspec.Raw(bytes(request.metadata) or b"null")
-    whole = msgspec.structs.replace(request, metadata=metadata)
+    metadata = _STRING_OR_SPACE.sub(_kept, bytes(request.metadata)) or b"null"
+    whole = msgspec.structs.replace(request, metadata=msgspec.Raw(metadata))
     return msgspec.json.encode(whole, order="deterministic")
 
 
@@ -103,6 +107,7 @@ def parse_object(body: bytes, type_: type[_T]) -> _T:
     """Answer a body as a value of this type; raises Problem 400 (JSON) or 422 (a field)."""
     check_json(body)
     try:
+        msgspec.json.decode(body, type=msgspec.Raw)  # All of it is JSON before a field is judged.
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
         raise _field_problem(str(error)) from error
@@ -160,8 +165,11 @@ def _metadata(text: bytes) -> bytes:
 
 def _without_numbers(text: bytes) -> bytes:
     # Numbers may be of any length: metadata is kept as text, so they are never converted.
-    numbers = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")|-?[0-9][0-9.eE+-]*', re.DOTALL)
-    return numbers.sub(lambda match: match.group(1) or b"0", text)
+    return _STRING_OR_NUMBER.sub(lambda match: match.group(1) or b"0", text)
+
+
+def _kept(match: re.Match[bytes]) -> bytes:
+    return match.group(1) or b""
 
 
 def _has_nul(value: Any) -> bool:  # noqa: ANN401  any JSON
@@ -197,7 +205,7 @@ def _field_problem(message: str) -> Problem:
     missing = _MISSING.search(message)
     reason = message[: path.start()] if path else message
     names = [n for n in (path and path["path"], missing and missing["field"]) if n]
-    field = one_line(".".join(names), 100) or "body"
+    field = one_line(".".join(names).replace("[...]", ""), 100) or "body"
     return bad_field(field, one_line(reason[:1].lower() + reason[1:], 300))
 
 

@@ -29,7 +29,7 @@ class ServerLimits:
     graceful_s: float = 3.0
 
 
-class PortTaken(Exception):  # noqa: N818
+class PortTaken(Exception):
     """The address can not be listened on."""
 
     def __init__(self, host: str, port: int, reason: str) -> None:

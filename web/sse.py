@@ -77,12 +77,13 @@ async def job_frames(
     while True:
         fresh = await log.read(job_stream(job), after_version=len(history))
         history.extend(fresh)
-        for record in fresh:
-            if record.seq > after:
-                yield event_frame(record, await _payloads(log, record))
-            if isinstance(record.event, TERMINAL):
-                yield _end_frame(history)
-                return
+        told, ended = upto_terminal(fresh)
+        wanted = [record for record in told if record.seq > after]
+        for start in range(0, len(wanted), EVENTS_PER_READ):
+            yield await _frames(log, wanted[start : start + EVENTS_PER_READ])
+        if ended:
+            yield _end_frame(history)
+            return
         seq = int(history[-1].seq) if history else 0
         while not await _moved(log, seq, job, keep_alive_s):
             yield KEEP_ALIVE
@@ -95,9 +96,9 @@ async def log_frames(
     yield HELLO + (reset or b"")
     while True:
         fresh = await log.read_all(after=after, limit=EVENTS_PER_READ)
-        for record in fresh:
-            yield event_frame(record, await _payloads(log, record))
-            after = int(record.seq)
+        if fresh:
+            yield await _frames(log, fresh)
+            after = int(fresh[-1].seq)
         while not fresh and not await _moved(log, after, None, keep_alive_s):
             yield KEEP_ALIVE
 
@@ -110,14 +111,22 @@ async def _moved(log: ServiceLog, seq: int, job: JobId | None, keep_alive_s: flo
     return False
 
 
-async def _payloads(log: ServiceLog, record: Recorded) -> dict[str, bytes]:
-    digests = views.events_digests([record])
-    return await log.payloads(digests) if digests else {}
+async def _frames(log: ServiceLog, records: list[Recorded]) -> bytes:
+    digests = views.events_digests(records)
+    payloads = await log.payloads(digests) if digests else {}
+    return b"".join(event_frame(record, payloads) for record in records)
+
+
+def upto_terminal(records: list[Recorded]) -> tuple[list[Recorded], bool]:
+    """Answer the events through the terminal one, and whether it is among them."""
+    for index, record in enumerate(records):
+        if isinstance(record.event, TERMINAL):
+            return records[: index + 1], True
+    return records, False
 
 
 def _end_frame(history: list[Recorded]) -> bytes:
-    upto = next(i for i, record in enumerate(history) if isinstance(record.event, TERMINAL))
-    state = fold(history[: upto + 1])
+    state = fold(upto_terminal(history)[0])
     assert state is not None, "a terminal event has a history"
     end = {"job_id": state.job_id, "status": state.status, "cause": state.cause, "seq": state.seq}
     return frame(views.encode(end), event="end")
