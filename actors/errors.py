@@ -62,9 +62,7 @@ class UnknownModel(AdmissionError):
     code = "unknown_model"
 
     def __init__(self, name: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(
-            f"there is no model {name!r}; allowed are {', '.join(allowed) or 'none'}"
-        )
+        super().__init__(f"there is no model {name!r}; allowed are {', '.join(allowed) or 'none'}")
         self.name = name
         self.allowed = allowed
 
