@@ -1,66 +1,25 @@
 """What the web room needs of the runtime: one protocol, and the values that cross it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Protocol
-
-import attrs
+from typing import Protocol
 
 from actors.limits import Limits
-from storage import events as e
+from actors.messages import CancelAnswer, SubmitRequest, Submitted, Why
 from storage.event_log import EventLog
 from storage.ids import JobId
 from storage.projections import ServiceState
 
-
-@attrs.frozen(kw_only=True)
-class SubmitRequest:
-    """A job to be accepted; parsed, so that every value is in its range.
-
-    ``metadata`` is JSON text. ``body_digest_source`` are the bytes that two equal requests
-    share. ``local`` allows the ``shell`` agent and repositories on this machine.
-    """
-
-    prompt: str
-    agent: str
-    model: str | None = None
-    max_budget_microusd: int = 5_000_000
-    timeout_ms: int = 2_700_000
-    metadata: bytes | None = None
-    workspace: e.WorkspaceRequest = attrs.field(factory=e.WorkspaceRequest)
-    priority: int = 0
-    max_attempts: int = 1
-    session_id: str | None = None
-    labels: dict[str, str] = attrs.field(factory=dict)
-    webhook: str | None = None
-    by: str = "service"
-    request_id: str | None = None
-    idempotency_key: str | None = None
-    body_digest_source: bytes = b""
-    kind: e.JobKind = "agent"
-    owner: JobId | None = None
-    parent: e.Lineage | None = None
-    local: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class Submitted:
-    """The accepted job; ``replay`` when an earlier request with the same key made it."""
-
-    job_id: JobId
-    seq: int
-    replay: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class Why:
-    """Why a job is in its state: ``position`` is how many start before it (None: not queued)."""
-
-    status: str
-    phase: str
-    position: int | None
-    waits_for: str
-    running: tuple[str, ...] = ()
+__all__ = [
+    "AgentNames",
+    "ArtifactFiles",
+    "CancelAnswer",
+    "HostInfo",
+    "RuntimeApi",
+    "ServiceLog",
+    "SubmitRequest",
+    "Submitted",
+    "Why",
+]
 
 
 class ServiceLog(EventLog, Protocol):
@@ -79,7 +38,7 @@ class ServiceLog(EventLog, Protocol):
 class ArtifactFiles(Protocol):
     """Where the files of artifacts lie."""
 
-    def path(self, file: str) -> Path:
+    def path(self, file: str, /) -> Path:
         """Answer the path of an artifact's file, by its plain SHA-256."""
         ...
 
@@ -163,9 +122,7 @@ class RuntimeApi(Protocol):
         """Accept a job; returns after the commit. Raises AdmissionError."""
         ...
 
-    async def cancel(
-        self, job: JobId, *, by: str, request_id: str | None
-    ) -> Literal["accepted", "terminal"]:
+    async def cancel(self, job: JobId, *, by: str, request_id: str | None) -> CancelAnswer:
         """Ask for a job to end; raises JobUnknown."""
         ...
 
@@ -184,6 +141,3 @@ class RuntimeApi(Protocol):
     async def drain(self) -> None:
         """Stop admitting, wait for running jobs, end what is left."""
         ...
-
-
-Labels = Mapping[str, str]

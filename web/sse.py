@@ -12,6 +12,7 @@ from typing import Final
 import trio
 from quart.wrappers.response import ResponseBody
 
+from storage.errors import LogClosed
 from storage.event_log import Recorded
 from storage.events import TERMINAL
 from storage.ids import JobId, job_stream
@@ -26,15 +27,28 @@ EVENTS_PER_READ: Final = 100
 
 
 class StreamBody(ResponseBody):
-    """A reply that is made while it is sent; its generator is closed when the client leaves."""
+    """A reply that is made while it is sent; its generator is closed when the client leaves.
+
+    It ends where it is when the log is closed: the service stops, the client may resume.
+    """
 
     def __init__(self, open_stream: Callable[[], AsyncGenerator[bytes, None]]) -> None:
         self._open = open_stream
         self._chunks: AsyncGenerator[bytes, None] | None = None
 
-    async def __aenter__(self) -> AsyncGenerator[bytes, None]:
+    async def __aenter__(self) -> "StreamBody":
         self._chunks = self._open()
-        return self._chunks
+        return self
+
+    def __aiter__(self) -> "StreamBody":
+        return self
+
+    async def __anext__(self) -> bytes:
+        assert self._chunks is not None, "the body was entered"
+        try:
+            return await self._chunks.__anext__()
+        except LogClosed:
+            raise StopAsyncIteration from None
 
     async def __aexit__(self, exc_type: type, exc_value: BaseException, tb: TracebackType) -> None:
         if self._chunks is not None:

@@ -37,8 +37,8 @@ class Reports:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> FakeRuntime:
-    return FakeRuntime(tmp_path)
+async def runtime(tmp_path: Path) -> FakeRuntime:
+    return await FakeRuntime(tmp_path).open()
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def reports() -> Reports:
 
 
 @pytest.fixture
-def app(runtime: FakeRuntime, tmp_path: Path, reports: Reports) -> WatchkeeperApp:
+async def app(runtime: FakeRuntime, tmp_path: Path, reports: Reports) -> WatchkeeperApp:
     api: RuntimeApi = runtime
     web = Web(
         runtime=api,
@@ -61,7 +61,7 @@ def app(runtime: FakeRuntime, tmp_path: Path, reports: Reports) -> WatchkeeperAp
 
 
 @pytest.fixture
-def client(app: WatchkeeperApp) -> TestClientProtocol:
+async def client(app: WatchkeeperApp) -> TestClientProtocol:
     return app.test_client()
 
 

@@ -31,7 +31,7 @@ def seqs(found: list[dict[str, str]]) -> list[int]:
 
 
 def of_job(runtime: FakeRuntime, job: str) -> list[int]:
-    return [int(r.seq) for r in runtime.log.events if r.stream == f"job/{job}"]
+    return [int(r.seq) for r in runtime.disk.records if r.stream == f"job/{job}"]
 
 
 async def test_a_stream_tells_a_job_to_its_end(client, runtime: FakeRuntime, request_of) -> None:
@@ -56,7 +56,7 @@ async def test_a_stream_ends_at_the_terminal_event(
 ) -> None:
     """What the janitor writes later is on the stream of the log."""
     job = await runtime.run(request_of())
-    runtime.add(job, e.WorkspaceRemoved(), epoch=1)
+    await runtime.add(job, e.WorkspaceRemoved(), epoch=1)
 
     found = frames(await (await client.get(f"/jobs/{job}/events", headers=STREAM)).get_data())
 
@@ -136,10 +136,10 @@ async def test_events_arrive_as_they_are_committed(
     stream = await open_stream(served, f"/jobs/{job}/events")
     await until(stream, b"job.submitted")
 
-    runtime.start(job)
+    await runtime.start(job)
     await until(stream, b"agent.started")
-    runtime.verdict(job)
-    runtime.end(job)
+    await runtime.verdict(job)
+    await runtime.end(job)
 
     await until(stream, b"event: end")
     await stream.aclose()
@@ -165,11 +165,11 @@ async def test_dropped_connections_lose_nothing(
     """SV079: a client that is cut after each event still reads the log."""
     served = await serve_app()
     job = (await runtime.submit(request_of())).job_id
-    runtime.start(job)
+    await runtime.start(job)
     for n in range(20):
-        runtime.print(job, b"line %d\n" % n, stream="stdout")
-    runtime.verdict(job)
-    runtime.end(job)
+        await runtime.print(job, b"line %d\n" % n, stream="stdout")
+    await runtime.verdict(job)
+    await runtime.end(job)
     seen: list[int] = []
 
     while len(seen) < len(of_job(runtime, job)):
@@ -206,7 +206,7 @@ async def test_pages_of_events_are_json(client, runtime: FakeRuntime, request_of
     job = await runtime.run(request_of())
     for path, all_seqs in (
         (f"/jobs/{job}/events", of_job(runtime, job)),
-        ("/events", [int(r.seq) for r in runtime.log.events]),
+        ("/events", [int(r.seq) for r in runtime.disk.records]),
     ):
         seen, after, more = [], 0, True
         while more:
@@ -235,7 +235,7 @@ async def test_an_erased_text_says_so(client, runtime: FakeRuntime, request_of) 
 
     reply = await client.get(f"/jobs/{job}/events", headers=AUTH)
     text = json.loads(await reply.get_data())["events"][0]["texts"]["prompt"]
-    runtime.log.data.clear()
+    runtime.disk.payloads.clear()
     reply = await client.get(f"/jobs/{job}/events", headers=AUTH)
     erased = json.loads(await reply.get_data())["events"][0]["texts"]["prompt"]
 
@@ -251,3 +251,23 @@ async def test_a_head_request_does_not_stream(client, runtime: FakeRuntime, requ
         reply = await client.head(f"/jobs/{job}/events", headers=STREAM)
 
     assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/events", "/jobs/{job}/events", "/jobs/{job}/output?follow=1"])
+async def test_streams_end_when_the_log_is_closed(
+    serve_app: Serve, runtime: FakeRuntime, request_of, path: str
+) -> None:
+    """A stop of the service is an end of the stream, not an error."""
+    served = await serve_app()
+    job = (await runtime.submit(request_of())).job_id
+    stream = await open_stream(served, path.format(job=job))
+    with trio.fail_after(5):
+        while runtime.log.waiting == 0:
+            await trio.sleep(0.005)
+
+    await runtime.log.aclose()
+
+    with trio.fail_after(5):
+        async for _ in stream:
+            pass
+    await stream.aclose()

@@ -52,11 +52,11 @@ def percent(name: bytes) -> str:
 
 async def captured(runtime: FakeRuntime, request_of, **artifacts: bytes):
     job = (await runtime.submit(request_of())).job_id
-    runtime.start(job, base="c0ffee")
-    runtime.verdict(job)
+    await runtime.start(job, base="c0ffee")
+    await runtime.verdict(job)
     for name, data in artifacts.items():
-        runtime.store(job, name, data)
-    runtime.end(job)
+        await runtime.store(job, name, data)
+    await runtime.end(job)
     return job
 
 
@@ -152,13 +152,13 @@ async def test_what_is_not_there_has_a_clear_code(client, runtime: FakeRuntime, 
     job = (await runtime.submit(request_of())).job_id
     codes = []
     codes.append((await client.get(f"/jobs/{job}/diff", headers=AUTH)).status_code)
-    runtime.start(job)
+    await runtime.start(job)
     codes.append((await client.get(f"/jobs/{job}/files", headers=AUTH)).status_code)
-    runtime.verdict(job)
-    runtime.store(job, "diff", b"x")
-    runtime.end(job)
+    await runtime.verdict(job)
+    await runtime.store(job, "diff", b"x")
+    await runtime.end(job)
     codes.append((await client.get(f"/jobs/{job}/bundle", headers=AUTH)).status_code)
-    runtime.log.rows.clear()
+    runtime.disk.artifacts.clear()
     codes.append((await client.get(f"/jobs/{job}/diff", headers=AUTH)).status_code)
 
     assert codes == [409, 409, 404, 410]
@@ -185,17 +185,17 @@ async def test_raw_output_is_served_while_it_grows_and_afterwards(
     job = (await runtime.submit(request_of())).job_id
     url = f"/jobs/{job}/output"
     assert await (await client.get(url, headers=AUTH)).get_data() == b""
-    runtime.start(job)
+    await runtime.start(job)
     live = tmp_path / "output" / f"{job}.1.stdout"
     live.parent.mkdir()
     live.write_bytes(b"abc\xff")
     assert await (await client.get(url, headers=AUTH)).get_data() == b"abc\xff"
     assert await (await client.get(f"{url}?offset=3", headers=AUTH)).get_data() == b"\xff"
     assert await (await client.get(f"{url}?stream=stderr", headers=AUTH)).get_data() == b""
-    runtime.verdict(job)
-    runtime.store(job, "stdout", b"abc\xffdef")
+    await runtime.verdict(job)
+    await runtime.store(job, "stdout", b"abc\xffdef")
     live.unlink()
-    runtime.end(job)
+    await runtime.end(job)
 
     assert await (await client.get(f"{url}?offset=2", headers=AUTH)).get_data() == b"c\xffdef"
     assert await (await client.get(f"{url}?offset=99", headers=AUTH)).get_data() == b""
@@ -206,7 +206,7 @@ async def test_followed_output_ends_with_the_job(
 ) -> None:
     """Each byte once, over the change from the file to the artifact."""
     job = (await runtime.submit(request_of())).job_id
-    runtime.start(job)
+    await runtime.start(job)
     live = tmp_path / "output" / f"{job}.1.stdout"
     live.parent.mkdir()
     live.write_bytes(b"one ")
@@ -215,10 +215,10 @@ async def test_followed_output_ends_with_the_job(
         while runtime.log.waiting == 0:
             await trio.sleep(0.005)
         live.write_bytes(b"one two ")
-        runtime.verdict(job)
-        runtime.store(job, "stdout", b"one two three")
+        await runtime.verdict(job)
+        await runtime.store(job, "stdout", b"one two three")
         live.unlink()
-        runtime.end(job)
+        await runtime.end(job)
 
     nursery.start_soon(go_on)
     reply = await client.get(f"/jobs/{job}/output?follow=true", headers=AUTH)

@@ -347,13 +347,13 @@ async def test_every_view_of_the_past_has_the_bytes_it_had_live(
 
     job = (await runtime.submit(request_of(metadata=b'{"n": 1e3}'))).job_id
     await look()
-    runtime.start(job)
+    await runtime.start(job)
     await look()
-    runtime.print(job, b"caf\xc3\xa9 \xff\n", stream="stdout")
+    await runtime.print(job, b"caf\xc3\xa9 \xff\n", stream="stdout")
     await look()
-    runtime.verdict(job, cause="agent_exit", result=None)
+    await runtime.verdict(job, cause="agent_exit", result=None)
     await look()
-    runtime.end(job, "agent_exit")
+    await runtime.end(job, "agent_exit")
     await look()
     await runtime.run(request_of())
 
@@ -410,7 +410,7 @@ async def test_an_erased_payload_shows_as_erased_at_every_seq(
     job = await runtime.run(request_of(metadata=b"{}"))
     state = runtime.state(job)
     for ref in (state.submitted.prompt, state.submitted.metadata, state.result):
-        del runtime.log.data[ref.digest]
+        del runtime.disk.payloads[ref.digest]
 
     now = await body_of(await client.get(f"/jobs/{job}", headers=AUTH))
     then = await body_of(
@@ -518,7 +518,7 @@ async def test_a_message_needs_a_running_agent(client, runtime: FakeRuntime, req
     job = (await runtime.submit(request_of())).job_id
 
     early = await client.post(f"/jobs/{job}/messages", json={"text": "hi"}, headers=AUTH)
-    runtime.start(job)
+    await runtime.start(job)
     heard = await client.post(f"/jobs/{job}/messages", json={"text": "hi"}, headers=AUTH)
     empty = await client.post(f"/jobs/{job}/messages", json={"text": ""}, headers=AUTH)
 
@@ -535,9 +535,9 @@ async def test_waiting_returns_at_the_end_or_at_the_limit(
     early = await body_of(await client.get(f"/jobs/{job}/wait?timeout=0.01", headers=AUTH))
 
     async def finish() -> None:
-        runtime.start(job)
-        runtime.verdict(job, cause="agent_exit", result=None)
-        runtime.end(job, "agent_exit")
+        await runtime.start(job)
+        await runtime.verdict(job, cause="agent_exit", result=None)
+        await runtime.end(job, "agent_exit")
 
     nursery.start_soon(finish)
     late = await body_of(await client.get(f"/jobs/{job}/wait?timeout=5", headers=AUTH))
@@ -565,7 +565,7 @@ async def test_why_and_readiness_are_told(client, runtime: FakeRuntime, request_
 async def test_health_of_the_past_is_a_fold(client, runtime: FakeRuntime, request_of) -> None:
     """?at_seq=N shows the service as it was."""
     job = (await runtime.submit(request_of())).job_id
-    runtime.start(job)
+    await runtime.start(job)
 
     now = await body_of(await client.get("/health", headers=AUTH))
     then = await body_of(await client.get("/health?at_seq=3", headers=AUTH))

@@ -262,10 +262,10 @@ async def test_a_client_that_does_not_read_can_not_hang_a_stop(
     """A send has a deadline, and a stop shortens it."""
     served = await serve_app(send_deadline_s=60, graceful_s=0.2)
     job = (await runtime.submit(request_of())).job_id
-    runtime.start(job)
-    runtime.verdict(job)
-    runtime.store(job, "stdout", b"x" * 30_000_000)
-    runtime.end(job)
+    await runtime.start(job)
+    await runtime.verdict(job)
+    await runtime.store(job, "stdout", b"x" * 30_000_000)
+    await runtime.end(job)
     stream = await served.connect()
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     await stream.send_all(f"GET /jobs/{job}/output HTTP/1.1\r\nHost: x\r\n{AUTH}\r\n\r\n".encode())
@@ -286,10 +286,10 @@ async def test_a_client_that_does_not_read_is_let_go_at_the_send_deadline(
     served = await serve_app(send_deadline_s=0.1)
     before = open_sockets()
     job = (await runtime.submit(request_of())).job_id
-    runtime.start(job)
-    runtime.verdict(job)
-    runtime.store(job, "stdout", b"x" * 30_000_000)
-    runtime.end(job)
+    await runtime.start(job)
+    await runtime.verdict(job)
+    await runtime.store(job, "stdout", b"x" * 30_000_000)
+    await runtime.end(job)
     stream = await served.connect()
     await stream.send_all(f"GET /jobs/{job}/output HTTP/1.1\r\nHost: x\r\n{AUTH}\r\n\r\n".encode())
 
