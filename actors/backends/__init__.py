@@ -1,0 +1,1 @@
+"""What runs as an agent, one file for each kind of program."""

@@ -15,7 +15,7 @@ A mechanism says how the processes of the job are found and held together. ``sub
 everywhere; others take its place by the same six methods.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # signal itself costs an enum
 import _socket
 import contextlib
 import ctypes
@@ -290,7 +290,7 @@ class Keeper:
         fds = [self._fds.pop(0) for _ in names]
         try:
             if message["rlimits"]:
-                import resource  # noqa: F401, PLC0415  loaded here, since the child must not import
+                import resource  # noqa: F401  loaded here, since the child must not import
             told_r, told_w = os.pipe()
             try:
                 pid = os.fork()
@@ -402,7 +402,7 @@ class Keeper:
             frozen = self._mechanism.freeze(deadline)
             self._mechanism.kill(frozen)
             killed.update((process.pid, process) for process in frozen)
-            while self._busy and self._wait_for_ends():
+            while self._wait_for_ends():
                 pass
         for pid in killed.keys() - self._reaped:
             # Reaped by its own parent, in the moment before that was killed too.
@@ -411,11 +411,11 @@ class Keeper:
                 self._pids.append((pid, "gone"))
         return len(self._mechanism.members()) if self._busy else 0
 
-    def _wait_for_ends(self) -> int:
+    def _wait_for_ends(self) -> bool:
         poll = select.poll()
         poll.register(self._wake_r, select.POLLIN)
         poll.poll(_QUIET_MS)
-        return self._reap()
+        return self._reap() > 0 and self._busy
 
     def _send(self, message: dict[str, object]) -> None:
         data = marshal.dumps(message)
@@ -448,7 +448,7 @@ def _execute(message: dict[str, object]) -> None:
     assert isinstance(cwd, bytes), "a frame's own form"
     os.chdir(cwd)
     if isinstance(rlimits, dict) and rlimits:
-        import resource  # noqa: PLC0415  the parent has loaded it
+        import resource
 
         for which, (soft, hard) in rlimits.items():
             resource.setrlimit(which, (soft, hard))
@@ -479,7 +479,7 @@ def main() -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
-    if null > 2:  # noqa: PLR2004  the three standard files
+    if null > 2:
         os.close(null)
     with contextlib.suppress(OSError):
         os.setsid()

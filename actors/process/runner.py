@@ -143,7 +143,7 @@ class KeeperProcess:
         if self.lost:
             raise KeeperLost
 
-    async def spawn(  # noqa: PLR0913  what a process needs
+    async def spawn(
         self,
         argv: Sequence[str | bytes],
         *,

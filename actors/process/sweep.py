@@ -84,7 +84,7 @@ class _Search:
         roots |= self._orphans(table, me)
         assert not roots & above, "the service never ends itself"
         below = descendants(roots, table)
-        return [process for process in (*(table[pid] for pid in roots), *below)]
+        return [*(table[pid] for pid in roots), *below]
 
     def _is_keeper(self, process: Process | None) -> bool:
         return (

@@ -33,7 +33,7 @@ class ToolResult:
     stderr: bytes
 
 
-async def run_tool(  # noqa: PLR0913  what a program needs
+async def run_tool(
     keeper: KeeperProcess,
     argv: Sequence[str | bytes],
     *,
@@ -52,14 +52,13 @@ async def run_tool(  # noqa: PLR0913  what a program needs
     try:
         return await _run(keeper, argv, env, cwd, stdin, stdout_to, output_bytes_max)
     except (trio.Cancelled, OutputTooLong):
-        with trio.CancelScope(shield=True):
-            # A lost keeper is its owner's to sweep after; this caller is on its way out anyway.
-            with contextlib.suppress(KeeperLost):
-                await keeper.kill_all(deadline_ms=_KILL_LIMIT_MS)
+        # A lost keeper is its owner's to sweep after; this caller is on its way out anyway.
+        with trio.CancelScope(shield=True), contextlib.suppress(KeeperLost):
+            await keeper.kill_all(deadline_ms=_KILL_LIMIT_MS)
         raise
 
 
-async def _run(  # noqa: PLR0913
+async def _run(
     keeper: KeeperProcess,
     argv: Sequence[str | bytes],
     env: Mapping[str, str],
@@ -97,7 +96,7 @@ async def _run(  # noqa: PLR0913
         return ToolResult(code=code, stdout=bytes(stdout), stderr=bytes(stderr))
 
 
-async def _pump(  # noqa: PLR0913
+async def _pump(
     pipes: "Pipes",
     stdin: bytes | None,
     stdout: bytearray,
