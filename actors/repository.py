@@ -229,7 +229,7 @@ class Repository:
         except GitFailed as error:
             return f"git {error.command} failed: {error.message[-300:]}"
         except (SpawnFailed, KeeperLost, OutputTooLong, OSError) as error:
-            return f"the fetch could not run: {error or type(error).__name__}"
+            return f"the fetch could not run: {error!r}"
         self._fetched_at = started_at
         return None
 
@@ -302,6 +302,31 @@ class Repository:
         except GitFailed:
             return None
         return await self._look_up(ref, git)
+
+
+class Repositories:
+    """The repositories of a host, each made when it is first asked for."""
+
+    def __init__(
+        self, bases: Path, nursery: trio.Nursery, pool: KeeperPool, setup: GitSetup
+    ) -> None:
+        self._bases = bases
+        self._nursery = nursery
+        self._pool = pool
+        self._setup = setup
+        self._known: dict[str, Repository] = {}
+
+    def get(self, repo: str) -> Repository:
+        """Answer the one repository of a name; never waits."""
+        if repo not in self._known:
+            self._known[repo] = Repository(
+                repo,
+                base_folder(self._bases, repo),
+                nursery=self._nursery,
+                pool=self._pool,
+                setup=self._setup,
+            )
+        return self._known[repo]
 
 
 @attrs.frozen(kw_only=True)

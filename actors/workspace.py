@@ -25,6 +25,16 @@ from storage import events as e
 from storage.ids import JobId
 
 _PRIVATE: Final = 0o700
+# An agent that commits needs a name, and its home is new: without one git refuses.
+_AGENT_GIT_CONFIG: Final = """\
+[user]
+\tname = Watchkeeper agent
+\temail = agent@watchkeeper.invalid
+[safe]
+\tdirectory = *
+[init]
+\tdefaultBranch = main
+"""
 _INODES_LOW: Final = 16
 _BYTES_LOW: Final = 4 * 1024 * 1024
 
@@ -70,18 +80,21 @@ class DataLayout:
         """Configuration files of git children."""
         return self.data / "git"
 
-    def make(self) -> None:
-        """Make all folders, readable for the owner alone; blocks shortly."""
+    @classmethod
+    def make(cls, data: Path) -> "DataLayout":
+        """Make all folders, readable for the owner alone, and answer them; blocks shortly."""
+        layout = cls(data.resolve())
         for folder in (
-            self.bases,
-            self.workspaces,
-            self.runs,
-            self.output,
-            self.captures,
-            self.trash,
-            self.git,
+            layout.bases,
+            layout.workspaces,
+            layout.runs,
+            layout.output,
+            layout.captures,
+            layout.trash,
+            layout.git,
         ):
             folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        return layout
 
 
 @attrs.frozen
@@ -184,6 +197,7 @@ async def _prepare_folders(place: RunPlace) -> None:
         discard([place.workspace, place.private], place.layout.trash)
         for folder in (place.workspace, place.home, place.tmp, place.private):
             folder.mkdir(mode=_PRIVATE)
+        (place.home / ".gitconfig").write_text(_AGENT_GIT_CONFIG)
 
     await _blocking(make)
 

@@ -156,6 +156,10 @@ class Pipes:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all ends that are still open. Safe to call twice."""
         self.close_child_ends()
         for stream in self._streams:
             stream.close()
