@@ -1,0 +1,1 @@
+"""The runtime: who does the work."""

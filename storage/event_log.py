@@ -149,6 +149,10 @@ class EventLog(Protocol):
         """Answer the bytes of a payload; None when they were erased."""
         ...
 
+    async def payload_row(self, digest: str) -> Payload | None:
+        """Answer a payload with its salt; None when it was erased."""
+        ...
+
     async def payloads(self, digests: Sequence[str]) -> dict[str, bytes]:
         """Answer those of the payloads that are there."""
         ...

@@ -47,14 +47,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """A committed fact, or one about to be committed."""
 
 
-class PayloadRef(Part):
+class PayloadRef(Part, frozen=True, kw_only=True):
     """Stands for bytes that can be erased: ``sha256(salt + bytes)`` in hex, and their number."""
 
     digest: str
     size: int
 
 
-class WorkspaceRequest(Part):
+class WorkspaceRequest(Part, frozen=True, kw_only=True):
     """What the submitter asked of the workspace; None leaves the choice to the configuration."""
 
     repo: str | None = None
@@ -62,7 +62,7 @@ class WorkspaceRequest(Part):
     kind: WorkspaceKind = "scratch"
 
 
-class Lineage(Part):
+class Lineage(Part, frozen=True, kw_only=True):
     """Where a job that repeats or continues another one comes from."""
 
     job: JobId
@@ -72,31 +72,34 @@ class Lineage(Part):
     commit: str | None = None
 
 
-class IdempotencyRef(Part):
+class IdempotencyRef(Part, frozen=True, kw_only=True):
     """Digests of the client's key (scoped to its principal) and of the request's body."""
 
     key: str
     body: str
 
 
-class ExitStatus(Part):
+class ExitStatus(Part, frozen=True, kw_only=True):
     """How a process ended: an exit code, or the signal that killed it; both None: not known."""
 
     code: int | None = None
     signal: int | None = None
 
 
-class ReapedProcess(Part):
+class ReapedProcess(Part, frozen=True, kw_only=True):
     """One process that was seen to end; ``how`` is ``exit N``, ``signal N`` or ``gone``."""
 
     pid: int
     how: str
 
 
+# msgspec inherits neither ``kw_only`` nor, for type checkers, ``frozen``: every class says both.
+
+
 # --- events of a job --------------------------------------------------------------------------
 
 
-class JobSubmitted(Event, tag="job.submitted"):
+class JobSubmitted(Event, tag="job.submitted", frozen=True, kw_only=True):
     """A job was accepted. ``owner`` None is the service; ``timeout_ms`` counts the agent's run."""
 
     kind: JobKind = "agent"
@@ -117,11 +120,11 @@ class JobSubmitted(Event, tag="job.submitted"):
     parent: Lineage | None = None
 
 
-class JobCancelRequested(Event, tag="job.cancel_requested"):
+class JobCancelRequested(Event, tag="job.cancel_requested", frozen=True, kw_only=True):
     """Somebody (the envelope's ``by``) asked for the job to end."""
 
 
-class JobStarted(Event, tag="job.started"):
+class JobStarted(Event, tag="job.started", frozen=True, kw_only=True):
     """A run (the envelope's ``epoch``) has its slot."""
 
     agent_digest: str
@@ -129,7 +132,7 @@ class JobStarted(Event, tag="job.started"):
     confined: bool = False
 
 
-class WorkspacePrepared(Event, tag="workspace.prepared"):
+class WorkspacePrepared(Event, tag="workspace.prepared", frozen=True, kw_only=True):
     """The checkout stands. ``base_commit`` None: no repository, or one without a commit."""
 
     kind: WorkspaceKind
@@ -141,7 +144,7 @@ class WorkspacePrepared(Event, tag="workspace.prepared"):
     stale_why: str | None = None
 
 
-class ProcessSpawned(Event, tag="process.spawned"):
+class ProcessSpawned(Event, tag="process.spawned", frozen=True, kw_only=True):
     """The keeper of this run exists; a pid is its process only if start time and boot agree."""
 
     keeper: str
@@ -150,20 +153,20 @@ class ProcessSpawned(Event, tag="process.spawned"):
     boot_id: str
 
 
-class AgentStarted(Event, tag="agent.started"):
+class AgentStarted(Event, tag="agent.started", frozen=True, kw_only=True):
     """The run has begun: from here on the agent may have had an effect."""
 
     backend: str
 
 
-class AgentTurnFinished(Event, tag="agent.turn_finished"):
+class AgentTurnFinished(Event, tag="agent.turn_finished", frozen=True, kw_only=True):
     """The agent finished one turn (counted from 1)."""
 
     turn: int
     text: PayloadRef | None = None
 
 
-class AgentToolCalled(Event, tag="agent.tool_called"):
+class AgentToolCalled(Event, tag="agent.tool_called", frozen=True, kw_only=True):
     """A tool call of the agent has ended; the arguments are cut to a bounded length."""
 
     name: str
@@ -172,7 +175,7 @@ class AgentToolCalled(Event, tag="agent.tool_called"):
     duration_ms: int | None = None
 
 
-class UsageRecorded(Event, tag="usage.recorded"):
+class UsageRecorded(Event, tag="usage.recorded", frozen=True, kw_only=True):
     """Tokens and cost to be added; ``complete`` false: more was used than could be known."""
 
     input_tokens: int = 0
@@ -183,20 +186,20 @@ class UsageRecorded(Event, tag="usage.recorded"):
     model: str | None = None
 
 
-class AgentMessaged(Event, tag="agent.messaged"):
+class AgentMessaged(Event, tag="agent.messaged", frozen=True, kw_only=True):
     """A message reached the running agent."""
 
     text: PayloadRef
 
 
-class SessionBound(Event, tag="session.bound"):
+class SessionBound(Event, tag="session.bound", frozen=True, kw_only=True):
     """Our session and the agent's own name for it."""
 
     session_id: str
     agent_session: str
 
 
-class OutputRecorded(Event, tag="output.recorded"):
+class OutputRecorded(Event, tag="output.recorded", frozen=True, kw_only=True):
     """A tail of what was written: ``tail`` ends at ``offset + size`` bytes of the stream."""
 
     stream: OutputStream
@@ -205,7 +208,7 @@ class OutputRecorded(Event, tag="output.recorded"):
     tail: PayloadRef
 
 
-class AgentEnded(Event, tag="agent.ended"):
+class AgentEnded(Event, tag="agent.ended", frozen=True, kw_only=True):
     """The agent's verdict, which stands from here; ``cause`` None is success."""
 
     exit: ExitStatus
@@ -215,7 +218,7 @@ class AgentEnded(Event, tag="agent.ended"):
     result: PayloadRef | None = None
 
 
-class ProcessReaped(Event, tag="process.reaped"):
+class ProcessReaped(Event, tag="process.reaped", frozen=True, kw_only=True):
     """What was seen when the processes of a run were ended; ``left`` could not be ended."""
 
     phase: ReapPhase
@@ -225,7 +228,7 @@ class ProcessReaped(Event, tag="process.reaped"):
     duration_ms: int = 0
 
 
-class ArtifactStored(Event, tag="artifact.stored"):
+class ArtifactStored(Event, tag="artifact.stored", frozen=True, kw_only=True):
     """A file is on disk; ``digest`` is salted, as for a payload."""
 
     name: str
@@ -233,19 +236,19 @@ class ArtifactStored(Event, tag="artifact.stored"):
     size: int
 
 
-class RunInterrupted(Event, tag="run.interrupted"):
+class RunInterrupted(Event, tag="run.interrupted", frozen=True, kw_only=True):
     """A run ended without a verdict: the service or its keeper went away under it."""
 
     why: str
 
 
-class JobRequeued(Event, tag="job.requeued"):
+class JobRequeued(Event, tag="job.requeued", frozen=True, kw_only=True):
     """The job waits for a slot again, at its old place; the next run has the next epoch."""
 
     why: str
 
 
-class JobEnding(Event):
+class JobEnding(Event, frozen=True, kw_only=True):
     """What every terminal event says; ``left`` processes survived (0 but for the escape)."""
 
     detail: str | None = None
@@ -254,43 +257,43 @@ class JobEnding(Event):
     artifacts: ArtifactState = "none"
 
 
-class JobCompleted(JobEnding, tag="job.completed"):
+class JobCompleted(JobEnding, tag="job.completed", frozen=True, kw_only=True):
     """The agent ended well."""
 
 
-class JobFailed(JobEnding, tag="job.failed"):
+class JobFailed(JobEnding, tag="job.failed", frozen=True, kw_only=True):
     """The agent ended badly."""
 
     cause: Cause
 
 
-class JobTimedOut(JobEnding, tag="job.timed_out"):
+class JobTimedOut(JobEnding, tag="job.timed_out", frozen=True, kw_only=True):
     """The agent ran into its own limit."""
 
     cause: Cause = "timed_out"
 
 
-class JobErrored(JobEnding, tag="job.errored"):
+class JobErrored(JobEnding, tag="job.errored", frozen=True, kw_only=True):
     """We could not run the job."""
 
     cause: Cause
 
 
-class JobCancelled(JobEnding, tag="job.cancelled"):
+class JobCancelled(JobEnding, tag="job.cancelled", frozen=True, kw_only=True):
     """The job was cancelled."""
 
     cause: Cause = "cancelled"
 
 
-class WorkspaceRemoved(Event, tag="workspace.removed"):
+class WorkspaceRemoved(Event, tag="workspace.removed", frozen=True, kw_only=True):
     """The checkout of this epoch is gone from its place."""
 
 
-class SlotReleased(Event, tag="slot.released"):
+class SlotReleased(Event, tag="slot.released", frozen=True, kw_only=True):
     """A slot that was quarantined because processes were left is free again."""
 
 
-class UsageLate(Event, tag="usage.late"):
+class UsageLate(Event, tag="usage.late", frozen=True, kw_only=True):
     """Usage of a run whose job had already ended, or that belongs to an older epoch."""
 
     input_tokens: int = 0
@@ -301,26 +304,26 @@ class UsageLate(Event, tag="usage.late"):
     model: str | None = None
 
 
-class WebhookDelivered(Event, tag="webhook.delivered"):
+class WebhookDelivered(Event, tag="webhook.delivered", frozen=True, kw_only=True):
     """The webhook's receiver answered 2xx at this attempt (counted from 1)."""
 
     attempt: int
 
 
-class WebhookGivenUp(Event, tag="webhook.given_up"):
+class WebhookGivenUp(Event, tag="webhook.given_up", frozen=True, kw_only=True):
     """The webhook was not delivered in all its attempts."""
 
     attempts: int
     why: str
 
 
-class ArtifactErased(Event, tag="artifact.erased"):
+class ArtifactErased(Event, tag="artifact.erased", frozen=True, kw_only=True):
     """The bytes of an artifact were erased for good."""
 
     digest: str
 
 
-class PayloadErased(Event, tag="payload.erased"):
+class PayloadErased(Event, tag="payload.erased", frozen=True, kw_only=True):
     """The bytes of payloads were erased for good; their digests stay."""
 
     digests: list[str]
@@ -329,7 +332,7 @@ class PayloadErased(Event, tag="payload.erased"):
 # --- events of the service ----------------------------------------------------------------------
 
 
-class ServiceStarted(Event, tag="service.started"):
+class ServiceStarted(Event, tag="service.started", frozen=True, kw_only=True):
     """The log was checked and is ours; recovery's appends follow."""
 
     version: str
@@ -342,13 +345,13 @@ class ServiceStarted(Event, tag="service.started"):
     confined: bool = False
 
 
-class ServiceReady(Event, tag="service.ready"):
+class ServiceReady(Event, tag="service.ready", frozen=True, kw_only=True):
     """Recovery is over; ``recovered`` jobs were not terminal at the start."""
 
     recovered: int
 
 
-class ServiceConfigured(Event, tag="service.configured"):
+class ServiceConfigured(Event, tag="service.configured", frozen=True, kw_only=True):
     """The limits have changed without a restart."""
 
     capacity: int
@@ -356,17 +359,17 @@ class ServiceConfigured(Event, tag="service.configured"):
     config_digest: str
 
 
-class ServiceDraining(Event, tag="service.draining"):
+class ServiceDraining(Event, tag="service.draining", frozen=True, kw_only=True):
     """No job is admitted any more; running ones have ``drain_ms`` left."""
 
     drain_ms: int
 
 
-class ServiceStopped(Event, tag="service.stopped"):
+class ServiceStopped(Event, tag="service.stopped", frozen=True, kw_only=True):
     """The service ended by itself."""
 
 
-class TokenCreated(Event, tag="token.created"):
+class TokenCreated(Event, tag="token.created", frozen=True, kw_only=True):
     """An API token exists; ``digest`` is the hash at rest."""
 
     name: str
@@ -374,7 +377,7 @@ class TokenCreated(Event, tag="token.created"):
     digest: str
 
 
-class TokenRevoked(Event, tag="token.revoked"):
+class TokenRevoked(Event, tag="token.revoked", frozen=True, kw_only=True):
     """An API token is refused from here on."""
 
     name: str
@@ -450,7 +453,7 @@ def event_type(event: AnyEvent) -> str:
     return tag
 
 
-def ending(  # noqa: PLR0913  every field of the terminal event
+def ending(
     cause: Cause | None,
     *,
     detail: str | None = None,

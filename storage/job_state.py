@@ -51,6 +51,9 @@ LEGAL_IN: Final[dict[type[e.Event], frozenset[str]]] = {
 }
 """In which phase an event may come; ``new`` is a stream without an event."""
 
+_OF_THE_CURRENT_RUN: Final = (e.AgentStarted, e.AgentEnded, e.RunInterrupted, e.JobRequeued)
+_COUNTED_FROM_ANY_RUN: Final = (e.UsageLate, e.SlotReleased, e.ArtifactErased, e.PayloadErased)
+
 
 @attrs.frozen(kw_only=True, slots=True)
 class Usage:
@@ -161,6 +164,8 @@ def evolve(state: JobState | None, record: Recorded) -> JobState:
         return _submitted(record, record.event)
     assert record.version == state.version + 1, "a stream is folded without a gap"
     moved = attrs.evolve(state, seq=int(record.seq), version=record.version, leaf=record.leaf)
+    if _of_older_run(state, record) and not isinstance(record.event, _COUNTED_FROM_ANY_RUN):
+        return moved
     if record.n is not None:
         moved = attrs.evolve(moved, facts_seen=max(moved.facts_seen, record.n))
     return _apply(moved, record)
@@ -169,8 +174,38 @@ def evolve(state: JobState | None, record: Recorded) -> JobState:
 def check_legal(state: JobState | None, record: Recorded) -> None:
     """Raise IllegalTransition unless the event may come in this state."""
     phase = "new" if state is None else state.phase
-    if phase not in LEGAL_IN.get(type(record.event), frozenset()):
+    legal = phase in LEGAL_IN.get(type(record.event), frozenset())
+    if not legal or (state is not None and _contradicts(state, record)):
         raise IllegalTransition(record.stream, phase, record.type)
+
+
+def _contradicts(state: JobState, record: Recorded) -> bool:
+    """Answer whether an event that its phase allows contradicts what was recorded before it."""
+    event = record.event
+    if isinstance(event, e.JobStarted):
+        return record.epoch != state.epoch + 1 or state.cancel_requested_by is not None
+    if record.epoch > state.epoch:
+        return True
+    if isinstance(event, (*_OF_THE_CURRENT_RUN, *e.TERMINAL)) and _of_older_run(state, record):
+        return True
+    if isinstance(event, e.JobRequeued):
+        return state.cancel_requested_by is not None
+    if isinstance(event, e.TERMINAL):
+        return _contradicts_verdict(state, event)
+    return False
+
+
+def _contradicts_verdict(state: JobState, event: e.TerminalEvent) -> bool:
+    cause: e.Cause | None = None if isinstance(event, e.JobCompleted) else event.cause
+    if type(event) is not type(e.ending(cause)):
+        return True
+    # The verdict stands; only the crash of whoever was to write the end may replace it.
+    return state.ended is not None and cause not in (state.ended.cause, "internal")
+
+
+def _of_older_run(state: JobState, record: Recorded) -> bool:
+    # Epoch 0 is "no run": a request to cancel, for example, belongs to the job as a whole.
+    return 0 < record.epoch < state.epoch
 
 
 def _submitted(record: Recorded, event: e.JobSubmitted) -> JobState:
@@ -188,7 +223,7 @@ def _submitted(record: Recorded, event: e.JobSubmitted) -> JobState:
     )
 
 
-def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR0911, PLR0912, PLR0915
+def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901
     # One arm an event type, each a straight line: a table of functions would hide the same length.
     event = record.event
     at_ns = record.recorded_at_ns
@@ -218,10 +253,10 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR091
         case e.SessionBound():
             return attrs.evolve(state, agent_session=event.agent_session)
         case e.OutputRecorded():
-            tail = OutputTail(
-                tail=event.tail, offset=event.offset, total=event.offset + event.size
-            )
-            return attrs.evolve(state, **{event.stream: tail})
+            tail = OutputTail(tail=event.tail, offset=event.offset, total=event.offset + event.size)
+            if event.stream == "stdout":
+                return attrs.evolve(state, stdout=tail)
+            return attrs.evolve(state, stderr=tail)
         case e.AgentEnded():
             return attrs.evolve(
                 state,
@@ -248,13 +283,7 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR091
             return attrs.evolve(
                 state, status="queued", phase="queued", keeper=None, workspace=None, reaped_left=0
             )
-        case (
-            e.JobCompleted()
-            | e.JobFailed()
-            | e.JobTimedOut()
-            | e.JobErrored()
-            | e.JobCancelled()
-        ):
+        case e.JobCompleted() | e.JobFailed() | e.JobTimedOut() | e.JobErrored() | e.JobCancelled():
             return _ended_for_good(state, event, at_ns)
         case e.WorkspaceRemoved():
             return attrs.evolve(state, workspace_removed_epoch=record.epoch)
@@ -270,9 +299,7 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901, PLR091
             )
         case e.PayloadErased():
             return attrs.evolve(state, erased=state.erased | frozenset(event.digests))
-        case (
-            e.AgentToolCalled() | e.AgentMessaged() | e.WebhookDelivered() | e.WebhookGivenUp()
-        ):
+        case e.AgentToolCalled() | e.AgentMessaged() | e.WebhookDelivered() | e.WebhookGivenUp():
             return state
         case (
             e.JobSubmitted()
@@ -296,6 +323,7 @@ def _started(state: JobState, record: Recorded, event: e.JobStarted) -> JobState
         status="running",
         phase="started",
         epoch=record.epoch,
+        facts_seen=-1 if record.n is None else record.n,
         unbegun_starts=state.unbegun_starts + 1,
         started_at_ns=state.started_at_ns or record.recorded_at_ns,
         containment=event.containment,

@@ -96,9 +96,7 @@ def evolve_row(row: JobRow | None, record: Recorded) -> JobRow | None:
     if isinstance(event, e.SlotReleased):
         return attrs.evolve(row, quarantined=False, last_seq=seq)
     cause = None if isinstance(event, e.JobCompleted) else event.cause
-    return attrs.evolve(
-        row, status=status_of(cause), quarantined=event.left > 0, last_seq=seq
-    )
+    return attrs.evolve(row, status=status_of(cause), quarantined=event.left > 0, last_seq=seq)
 
 
 def evolve_service(

@@ -1,0 +1,288 @@
+"""The JobActor: one run of one job, from ``job.started`` to the terminal event or a requeue."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, Protocol
+
+import attrs
+import trio
+
+from actors.host import AgentOutcome, Captured, CapturedFile, Host, HostError, Run, RunSpec
+from actors.limits import Limits
+from actors.stream import ERROR_TEXT_BYTES_MAX, JobStream
+from storage import events as e
+from storage.errors import DiskFull, LogBusy
+from storage.event_log import Fact, StoredArtifact
+from storage.job_state import JobState
+
+
+class ArtifactFiles(Protocol):
+    """Where captured files are kept."""
+
+    async def adopt(self, source: CapturedFile, salt: bytes) -> StoredArtifact:
+        """Move a file into the store and answer its row, durable on return."""
+        ...
+
+
+Finished = Literal["terminal", "requeued", "interrupted", "not_started"]
+
+LADDER_CAUSES: Final = frozenset({"cancelled", "timed_out", "budget_exceeded", "output_limit"})
+"""Endings in which the agent still runs and is asked before it is killed."""
+
+_PENDING: Final = e.PayloadRef(digest="", size=0)
+
+
+@attrs.frozen(kw_only=True)
+class RunRecipe:
+    """What the definition of the job's agent gives to a run; made at the start of the run."""
+
+    spec: RunSpec
+    agent_digest: str
+
+
+Recipe = Callable[[JobState, int], Awaitable[RunRecipe]]
+
+
+class JobActor:
+    """Owns the stream of one job for one epoch.
+
+    ``begin`` runs it from the queue, ``resume`` ends a run of an earlier service process. Both
+    answer how it finished: ``terminal`` (the workspace is still to be cleaned by the janitor),
+    ``requeued``, ``interrupted`` (the next start of the service goes on) or ``not_started``
+    (the log had no room; the job still waits).
+    """
+
+    def __init__(
+        self,
+        stream: JobStream,
+        host: Host,
+        artifacts: ArtifactFiles,
+        limits: Limits,
+        recipe: Recipe,
+        salt: Callable[[], bytes],
+    ) -> None:
+        self.stream = stream
+        self.run: Run | None = None
+        self._host = host
+        self._artifacts = artifacts
+        self._limits = limits
+        self._recipe = recipe
+        self._salt = salt
+        self._live_scope = trio.CancelScope()
+        self._capture_scope = trio.CancelScope()
+        self._stopping = False
+
+    # --- what others may ask of it -----------------------------------------------------------
+
+    async def cancel(self, *, by: str, request_id: str | None) -> Literal["accepted", "terminal"]:
+        """Commit the request, then cancel the run; without effect once a verdict stands."""
+        if self.stream.state.terminal:
+            return "terminal"
+        if self.stream.state.cancel_requested_by is None:
+            await self.stream.append([e.JobCancelRequested()], by=by, request_id=request_id)
+        self._live_scope.cancel()
+        return "accepted"
+
+    def stop(self) -> None:
+        """Kill the run at once and leave its ending to the next start of the service."""
+        self._stopping = True
+        self._live_scope.cancel()
+        self._capture_scope.cancel()
+
+    async def message(self, text: str, *, by: str, request_id: str | None) -> None:
+        """Tell the running agent something; raises HostError where it can not be told."""
+        if self.run is None or self.stream.state.phase != "begun":
+            raise HostError("internal", "the agent is not running")
+        await self.run.message(text)
+        fact = self.stream.fact(e.AgentMessaged(text=_PENDING), text=text.encode())
+        await self.stream.append([fact], by=by, request_id=request_id)
+
+    # --- the run -------------------------------------------------------------------------------
+
+    async def begin(self, task_status: trio.TaskStatus[None]) -> Finished:
+        """Run the job; the status is given just before ``job.started`` takes its place."""
+        epoch = self.stream.state.epoch + 1
+        try:
+            recipe = await self._recipe(self.stream.state, epoch)
+        except HostError as error:
+            task_status.started()
+            await self._end_with(error, left=0)
+            return "terminal"
+        task_status.started()
+        if not await self._append_started(recipe, epoch):
+            return "not_started"
+        self.run = self._host.open_run(recipe.spec)
+        trouble = await self._live(self.run, recipe.spec.backend)
+        return await self._finish(self.run, trouble)
+
+    async def resume(self, task_status: trio.TaskStatus[None]) -> Finished:
+        """Capture and end a run that an earlier service process left; its tree is gone."""
+        state = self.stream.state
+        task_status.started()
+        recipe = await self._recipe(state, state.epoch)
+        self.run = self._host.adopt_run(recipe.spec, state.workspace)
+        return await self._finish(self.run, None)
+
+    async def _append_started(self, recipe: RunRecipe, epoch: int) -> bool:
+        first = e.JobStarted(
+            agent_digest=recipe.agent_digest,
+            containment=self._host.containment,
+            confined=self._host.confined,
+        )
+        try:
+            await self.stream.append([first], epoch=epoch)
+        except (DiskFull, LogBusy):
+            return False
+        return True
+
+    async def _live(self, run: Run, backend: str) -> HostError | None:
+        """Prepare and run the agent up to its verdict; answer why it could not begin."""
+        with self._live_scope:
+            try:
+                with trio.fail_after(self._limits.prepare_deadline_ms / 1000):
+                    prepared = await run.offer()
+            except trio.TooSlowError:
+                return HostError("workspace_failed", "preparing the workspace took too long")
+            except HostError as error:
+                return error
+            if self.stream.state.cancel_requested_by is not None or self._stopping:
+                return None
+            started = e.AgentStarted(backend=backend)
+            await self.stream.append_surely([prepared.workspace, prepared.keeper, started])
+            try:
+                await run.release()
+            except HostError as error:
+                await self._append_verdict(_outcome_of(error))
+                return None
+            await self._attend(run)
+        return None
+
+    async def _attend(self, run: Run) -> None:
+        """Write the agent's facts until it ended, then its verdict."""
+        async with run.facts() as batches:
+            async for batch in batches:
+                fresh = [f for f in batch if f.n > self.stream.state.facts_seen]
+                if fresh:
+                    await self.stream.append_surely([self.stream.of_host(f) for f in fresh])
+        outcome = await run.outcome()
+        if outcome.interrupted:
+            await self.stream.append_surely([e.RunInterrupted(why=outcome.detail or "lost")])
+            return
+        await self._append_verdict(outcome)
+
+    async def _append_verdict(self, outcome: AgentOutcome) -> None:
+        event = e.AgentEnded(exit=outcome.exit, cause=outcome.cause, detail=outcome.detail)
+        error = None if outcome.error is None else outcome.error[:ERROR_TEXT_BYTES_MAX]
+        await self.stream.append_surely(
+            [self.stream.fact(event, error=error, result=outcome.result)]
+        )
+
+    # --- the ending ----------------------------------------------------------------------------
+
+    async def _finish(self, run: Run, trouble: HostError | None) -> Finished:
+        """Reap, capture, and append the end; shielded, each part with its own deadline."""
+        finished: Finished = "interrupted"
+        with trio.CancelScope(shield=True):
+            finished = await self._finish_shielded(run, trouble)
+        return finished
+
+    async def _finish_shielded(self, run: Run, trouble: HostError | None) -> Finished:
+        if self.stream.state.phase == "started":
+            return await self._finish_unbegun(run, trouble)
+        if self.stream.state.phase == "begun":
+            if self._stopping:
+                return await self._interrupt(run)
+            await self._append_verdict(AgentOutcome(exit=e.ExitStatus(), cause="cancelled"))
+        reaped = await self._end(run, self._grace_ms())
+        await self.stream.append_surely([reaped])
+        return await self._capture_and_end(run, reaped)
+
+    def _grace_ms(self) -> int:
+        cause = cause_of_ending(self.stream.state)
+        return self._limits.grace_ms if cause in LADDER_CAUSES and not self._stopping else 0
+
+    async def _finish_unbegun(self, run: Run, trouble: HostError | None) -> Finished:
+        reaped = await self._end(run, 0)
+        if self.stream.state.cancel_requested_by is not None:
+            await self.stream.append_surely([e.JobCancelled(left=reaped.left)])
+            return "terminal"
+        if trouble is None:
+            assert self._stopping, "a run that did not begin was cancelled, stopped, or in trouble"
+            return "interrupted"
+        await self._end_with(trouble, left=reaped.left)
+        return "terminal"
+
+    async def _end_with(self, trouble: HostError, *, left: int) -> None:
+        last = e.ending(trouble.cause, detail=trouble.detail, left=left)
+        text = str(trouble).encode()[:ERROR_TEXT_BYTES_MAX]
+        await self.stream.append_surely([self.stream.fact(last, error=text)])
+
+    async def _interrupt(self, run: Run) -> Finished:
+        reaped = await self._end(run, 0)
+        await self.stream.append_surely([reaped, e.RunInterrupted(why="service_stopped")])
+        return "interrupted"
+
+    async def _end(self, run: Run, grace_ms: int) -> e.ProcessReaped:
+        reaped = e.ProcessReaped(phase="agent", left=1)
+        with trio.move_on_after((grace_ms + self._limits.reap_deadline_ms) / 1000):
+            reaped = await run.end(grace_ms=grace_ms)
+        return reaped
+
+    async def _capture_and_end(self, run: Run, reaped: e.ProcessReaped) -> Finished:
+        captured, facts = await self._capture(run)
+        if captured is None and self._stopping:
+            return "interrupted"
+        state = self.stream.state
+        if requeues(state):
+            await run.remove()
+            requeued = e.JobRequeued(why=state.interrupted_why or "interrupted")
+            await self.stream.append_surely([*facts, e.WorkspaceRemoved(), requeued])
+            return "requeued"
+        cause = cause_of_ending(state)
+        last = e.ending(
+            cause,
+            detail=state.interrupted_why if cause == "interrupted" else None,
+            left=max(reaped.left, captured.reaped.left if captured else 0),
+            artifacts="complete" if captured and captured.complete else "incomplete",
+        )
+        await self.stream.append_surely([*facts, last])
+        return "terminal"
+
+    async def _capture(self, run: Run) -> tuple[Captured | None, list[e.JobEvent | Fact]]:
+        """Store what the run made; answer it with the facts for the batch of the ending."""
+        captured: Captured | None = None
+        facts: list[e.JobEvent | Fact] = []
+        deadline_s = self._limits.capture_deadline_ms / 1000
+        with self._capture_scope, trio.move_on_after(deadline_s):
+            try:
+                captured = await run.capture()
+            except HostError:
+                return None, []
+            for file in captured.files:
+                row = await self._artifacts.adopt(file, self._salt())
+                stored = e.ArtifactStored(name=file.name, digest=row.digest, size=row.size)
+                facts.append(Fact(event=stored, artifacts=(row,)))
+            facts.append(captured.reaped)
+            return captured, facts
+        return None, []
+
+
+def requeues(state: JobState) -> bool:
+    """Answer whether an interrupted run is to be followed by another one."""
+    return (
+        state.phase == "interrupted"
+        and state.cancel_requested_by is None
+        and state.attempts < state.submitted.max_attempts
+    )
+
+
+def cause_of_ending(state: JobState) -> e.Cause | None:
+    """Answer the cause that a run ends with, from what its stream says; None: completed."""
+    if state.ended is not None:
+        return state.ended.cause
+    return "interrupted" if state.cancel_requested_by is None else "cancelled"
+
+
+def _outcome_of(error: HostError) -> AgentOutcome:
+    return AgentOutcome(
+        exit=e.ExitStatus(), cause=error.cause, detail=error.detail, error=str(error).encode()
+    )

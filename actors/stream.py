@@ -1,0 +1,139 @@
+"""The owner token of one job's stream: whoever holds it, and nobody else, appends to it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import trio
+
+from actors.host import HostFact
+from storage import codec
+from storage import events as e
+from storage.errors import DiskFull, LogBusy
+from storage.event_log import Append, EventLog, Fact, Payload, Recorded
+from storage.ids import IdSource, JobId, job_stream
+from storage.job_state import JobState, evolve, fold
+
+RETRY_S: Final = 1.0
+ERROR_TEXT_BYTES_MAX: Final = 16 * 1024
+
+
+class JobStream:
+    """Appends to ``job/ID`` in order and folds what was committed.
+
+    Appends of several tasks (the run, a cancel, the clock of output) queue up in order of
+    their call. State is never ahead of the log.
+    """
+
+    def __init__(self, log: EventLog, ids: IdSource, state: JobState) -> None:
+        self._log = log
+        self._ids = ids
+        self._lock = trio.Lock()
+        self.state = state
+        self.pending_retry = False
+
+    @property
+    def job(self) -> JobId:
+        """The job whose stream this is."""
+        return self.state.job_id
+
+    async def append(
+        self,
+        events: Iterable[e.JobEvent | Fact],
+        *,
+        epoch: int | None = None,
+        by: str = "service",
+        request_id: str | None = None,
+        caused_by: int | None = None,
+    ) -> tuple[Recorded, ...]:
+        """Commit the events as one batch and fold them; is not cancelled half-way.
+
+        Raises AppendRefused with nothing written.
+        """
+        committed: tuple[Recorded, ...] = ()
+        with trio.CancelScope(shield=True):
+            try:
+                self._lock.acquire_nowait()
+            except trio.WouldBlock:
+                await self._lock.acquire()
+            try:
+                committed = await self._append(events, epoch, by, request_id, caused_by)
+            finally:
+                self._lock.release()
+        return committed
+
+    async def append_surely(
+        self, events: Sequence[e.JobEvent | Fact], *, epoch: int | None = None
+    ) -> tuple[Recorded, ...]:
+        """Commit the events, and try again each second while the disk is full or the log busy."""
+        while True:
+            try:
+                committed = await self.append(events, epoch=epoch)
+            except (DiskFull, LogBusy):
+                self.pending_retry = True
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(RETRY_S)
+            else:
+                self.pending_retry = False
+                return committed
+
+    async def reload(self) -> None:
+        """Fold the stream again from the log, after a writer that crashed."""
+        state = fold(await self._log.read(job_stream(self.job)))
+        assert state is not None, "a stream that was written to is not empty"
+        self.state = state
+
+    def text(self, data: bytes) -> Payload:
+        """Answer bytes with a fresh salt, ready to go beside an event."""
+        return codec.payload(data, self._ids.salt())
+
+    def fact(self, event: e.JobEvent, **texts: bytes | None) -> Fact:
+        """Answer an event whose named fields refer to these texts; None leaves a field alone."""
+        payloads = {name: self.text(data) for name, data in texts.items() if data is not None}
+        refs = {name: payload.ref for name, payload in payloads.items()}
+        filled = msgspec.structs.replace(event, **refs) if refs else event
+        return Fact(event=filled, payloads=tuple(payloads.values()))
+
+    def of_host(self, fact: HostFact) -> Fact:
+        """Answer a fact of the host with its texts salted."""
+        filled = self.fact(fact.event, **dict(fact.texts))
+        return Fact(event=filled.event, epoch=fact.epoch, n=fact.n, payloads=filled.payloads)
+
+    async def _append(
+        self,
+        events: Iterable[e.JobEvent | Fact],
+        epoch: int | None,
+        by: str,
+        request_id: str | None,
+        caused_by: int | None,
+    ) -> tuple[Recorded, ...]:
+        run = self.state.epoch if epoch is None else epoch
+        facts = tuple(_with_epoch(event, run) for event in events)
+        assert facts, "an append has at least one event"
+        committed = await self._log.append(
+            Append(
+                stream=job_stream(self.job),
+                expected_version=self.state.version,
+                facts=facts,
+                by=by,
+                request_id=request_id,
+                caused_by=caused_by,
+            )
+        )
+        for record in committed:
+            self.state = evolve(self.state, record)
+        return committed
+
+
+def _with_epoch(event: e.JobEvent | Fact, epoch: int) -> Fact:
+    if not isinstance(event, Fact):
+        return Fact(event=event, epoch=epoch)
+    if event.epoch:
+        return event
+    return Fact(
+        event=event.event,
+        epoch=epoch,
+        n=event.n,
+        payloads=event.payloads,
+        artifacts=event.artifacts,
+    )
