@@ -127,10 +127,10 @@ async def open_local_host(
     become_subreaper()
     wake, woken = trio.open_memory_channel[None](1)
     async with (
-        open_keeper_pool(size=pool_size) as pool,
-        trio.open_nursery() as nursery,
         wake,
         woken,
+        open_keeper_pool(size=pool_size) as pool,
+        trio.open_nursery() as nursery,
     ):
         services = RunServices(
             nursery=nursery,
