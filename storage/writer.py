@@ -229,7 +229,7 @@ class Writer:
             self._connection.execute("ROLLBACK")
             return ()
         batch.finish()
-        _insert(self._connection, batch)
+        insert_batch(self._connection, batch)
         write_projections(self._connection, batch)
         self._hand_back_held()
         self._connection.execute("COMMIT")
@@ -257,7 +257,8 @@ class Writer:
         self._erasure_pending = bool(row[0])
 
 
-def _insert(connection: sqlite3.Connection, batch: Batch) -> None:
+def insert_batch(connection: sqlite3.Connection, batch: Batch) -> None:
+    """Write all of a finished batch but its projections, inside a transaction."""
     connection.executemany(_PUT_EVENT, batch.events)
     if batch.payloads:
         connection.executemany(_PUT_PAYLOAD, batch.payloads)
