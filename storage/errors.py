@@ -17,9 +17,7 @@ class VersionConflict(AppendRefused):
     code = "version_conflict"
 
     def __init__(self, stream: str, expected: int, actual: int) -> None:
-        super().__init__(
-            f"stream {stream} is at version {actual}, the writer expected {expected}"
-        )
+        super().__init__(f"stream {stream} is at version {actual}, the writer expected {expected}")
         self.stream = stream
         self.expected = expected
         self.actual = actual
@@ -116,9 +114,7 @@ class FolderLocked(StorageError):
 
     def __init__(self, folder: str, pid: int | None) -> None:
         holder = f"process {pid}" if pid is not None else "another process"
-        super().__init__(
-            f"{holder} holds the data folder {folder}; stop it, or use another --data"
-        )
+        super().__init__(f"{holder} holds the data folder {folder}; stop it, or use another --data")
         self.folder = folder
         self.pid = pid
 

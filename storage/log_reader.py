@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from storage.codec import recorded
-from storage.event_log import EVENTS_PER_PAGE_MAX, JobQuery, Recorded, StoredArtifact
+from storage.event_log import EVENTS_PER_PAGE_MAX, JobQuery, Payload, Recorded, StoredArtifact
 from storage.ids import Seq
 
 DIGESTS_PER_QUESTION: Final = 500
@@ -65,6 +65,14 @@ def payloads_of(connection: sqlite3.Connection, digests: Sequence[str]) -> dict[
         )
         found.update((str(digest), bytes(data)) for digest, data in rows)
     return found
+
+
+def payload_row_of(connection: sqlite3.Connection, digest: str) -> Payload | None:
+    """Answer a payload with its salt; None when it was erased."""
+    row = connection.execute(
+        "SELECT salt, data FROM payloads WHERE digest = ?", (digest,)
+    ).fetchone()
+    return None if row is None else Payload(digest=digest, salt=bytes(row[0]), data=bytes(row[1]))
 
 
 def artifact_of(connection: sqlite3.Connection, digest: str) -> StoredArtifact | None:

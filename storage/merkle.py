@@ -114,6 +114,29 @@ def range_of(leaves: Sequence[bytes]) -> RangeRoot:
     return lambda start, end: tree_root(leaves[start:end])
 
 
+def range_of_tiles(
+    leaves: Callable[[int, int], Sequence[bytes]], tile: Callable[[int, int], bytes]
+) -> RangeRoot:
+    """Answer a range function over a stored tree, for the proofs below.
+
+    ``leaves(start, end)`` is asked for at most ``TILE_LEAVES`` leaves at a time, and
+    ``tile(level, index)`` for roots of complete tiles only.
+    """
+
+    def root_of(start: int, end: int) -> bytes:
+        size = end - start
+        level = (size.bit_length() - 1) // TILE_HEIGHT - 1
+        leaves_of_tile = 1 << TILE_HEIGHT * (level + 1)
+        if level >= 0 and size == leaves_of_tile and start % leaves_of_tile == 0:
+            return tile(level, start // leaves_of_tile)
+        if size <= TILE_LEAVES:
+            return tree_root(leaves(start, end))
+        middle = start + _split(size)
+        return node_hash(root_of(start, middle), root_of(middle, end))
+
+    return root_of
+
+
 def inclusion_proof(index: int, size: int, root_of: RangeRoot) -> list[bytes]:
     """Answer the audit path of leaf ``index`` (from 0) in the tree of ``size`` leaves.
 

@@ -24,6 +24,7 @@ from storage.event_log import (
     EVENTS_PER_PAGE_MAX,
     Append,
     JobQuery,
+    Payload,
     Recorded,
     StoredArtifact,
 )
@@ -44,7 +45,7 @@ class MemoryStore:
     records: list[Recorded] = attrs.Factory(list)
     streams: dict[str, list[Recorded]] = attrs.Factory(dict)
     tiles: list[Tile] = attrs.Factory(list)
-    payloads: dict[str, bytes] = attrs.Factory(dict)
+    payloads: dict[str, Payload] = attrs.Factory(dict)
     artifacts: dict[str, StoredArtifact] = attrs.Factory(dict)
     keys: dict[str, str] = attrs.Factory(dict)
     rows: dict[str, JobRow] = attrs.Factory(dict)
@@ -70,8 +71,8 @@ class MemoryStore:
         for record in batch.records:
             self.streams.setdefault(record.stream, []).append(record)
         self.tiles.extend(batch.tiles)
-        for digest, _, _, data in batch.payloads:
-            self.payloads.setdefault(digest, data)
+        for digest, _, salt, data in batch.payloads:
+            self.payloads.setdefault(digest, Payload(digest=digest, salt=salt, data=data))
         for digest, _, salt, file, size in batch.artifacts:
             row = StoredArtifact(digest=digest, salt=salt, file=file, size=size)
             self.artifacts.setdefault(digest, row)
@@ -228,6 +229,11 @@ class MemoryEventLog:
 
     async def payload(self, digest: str) -> bytes | None:
         """Answer the bytes of a payload; None when they were erased."""
+        row = await self.payload_row(digest)
+        return None if row is None else row.data
+
+    async def payload_row(self, digest: str) -> Payload | None:
+        """Answer a payload with its salt; None when it was erased."""
         await self._checkpoint()
         return self._store.payloads.get(digest)
 
@@ -235,7 +241,7 @@ class MemoryEventLog:
         """Answer those of the payloads that are there."""
         await self._checkpoint()
         held = self._store.payloads
-        return {digest: held[digest] for digest in digests if digest in held}
+        return {digest: held[digest].data for digest in digests if digest in held}
 
     async def artifact(self, digest: str) -> StoredArtifact | None:
         """Answer the row of an artifact; None when it was erased."""

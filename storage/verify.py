@@ -12,8 +12,10 @@ from typing import Final
 
 import attrs
 
+from storage.errors import LogTooNew
 from storage.findings import Finding, FindingKind, Findings
 from storage.merkle import EMPTY_ROOT
+from storage.schema import SCHEMA
 from storage.verify_events import EventWalk, Walked
 from storage.verify_projections import ProjectionCheck
 from storage.verify_streams import StreamWalk
@@ -61,8 +63,8 @@ def verify(db: Path, artifacts: Path | None, root: tuple[int, bytes] | None = No
     ``artifacts`` is the folder of artifact files, None leaves their contents unchecked. ``root``
     is (size, hash) noted earlier: the log must still begin with just these events. Without it a
     cut of the newest rows that was made everywhere can not be seen. Safe beside a running
-    service. Raises FileNotFoundError, and sqlite3.OperationalError when the file can not be
-    opened.
+    service. Raises FileNotFoundError, LogTooNew, and sqlite3.OperationalError when the file can
+    not be opened.
     """
     if not db.exists():
         raise FileNotFoundError(db)
@@ -72,6 +74,7 @@ def verify(db: Path, artifacts: Path | None, root: tuple[int, bytes] | None = No
         with closing(_connect(db)) as connection:
             connection.execute("BEGIN")
             torn = _torn(connection, findings)
+            _check_schema(connection, findings)
             walked = EventWalk(connection, findings, root).run()
             _check_rest(connection, findings, walked, artifacts)
     except sqlite3.DatabaseError as error:
@@ -111,6 +114,14 @@ def _check_rest(
     if streams.log_ids - {log_id}:
         what = f"the log calls itself {log_id!a}, its events {sorted(streams.log_ids)}"
         findings.add("meta", None, what)
+
+
+def _check_schema(connection: sqlite3.Connection, findings: Findings) -> None:
+    for (schema,) in connection.execute("SELECT schema FROM meta"):
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise LogTooNew(schema, SCHEMA)
+        if not isinstance(schema, int) or schema < 1:
+            findings.add("meta", None, f"the log says that it has schema {schema!a}")
 
 
 def _connect(db: Path) -> sqlite3.Connection:

@@ -130,6 +130,31 @@ def test_every_older_tree_is_proved_to_be_a_prefix():
             assert path == naive_subproof(first, all_leaves[:second], whole=True)
 
 
+def test_proofs_are_made_from_tiles_and_a_few_leaves():
+    """The paths are those made from all leaves, and no leaf of a whole tile is read for a root."""
+    size = 256 * 3 + 40
+    all_leaves = leaves(size)
+    frontier = merkle.Frontier()
+    tiles = {(t.level, t.index): t.root for leaf in all_leaves for t in frontier.append(leaf)}
+    asked = []
+
+    def some(start, end):
+        asked.append(end - start)
+        return all_leaves[start:end]
+
+    root_of = merkle.range_of_tiles(some, lambda level, index: tiles[level, index])
+    whole = merkle.range_of(all_leaves)
+
+    for index in (0, 255, 256, 600, 767, 768, size - 1):
+        path = merkle.inclusion_proof(index, size, root_of)
+        assert path == merkle.inclusion_proof(index, size, whole)
+    for first in (1, 256, 300, 512, 768, 800, size):
+        path = merkle.consistency_proof(first, size, root_of)
+        assert path == merkle.consistency_proof(first, size, whole)
+    assert max(asked) < 256
+    assert root_of(0, size) == frontier.root()
+
+
 def test_the_empty_tree_is_extended_by_every_tree():
     """A proof from size 0 is empty, and only the empty root passes."""
     root = merkle.tree_root(leaves(3))

@@ -14,6 +14,7 @@ import trio
 
 from storage import events as e
 from storage.codec import Envelope, decode_envelope, encode_body, leaf_hash
+from storage.errors import LogTooNew
 from storage.findings import FINDINGS_MAX, Findings
 from storage.merkle import EMPTY_ROOT, tree_root
 from storage.sqlite_log import SqliteEventLog
@@ -196,6 +197,7 @@ def test_a_missing_file_is_an_error_and_is_not_made(tmp_path):
     assert not (tmp_path / "log.db").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_changed_column_is_named(data, column):
     """One bit of any column that repeats the body, in rows all over the log: the seq is named."""
@@ -231,6 +233,7 @@ def test_a_column_of_another_type_is_a_finding_and_no_crash(data, value):
         assert 9 in {finding.seq for finding in report.findings}
 
 
+@pytest.mark.slow
 def test_a_changed_body_is_named(data):
     """A byte anywhere in a body, in rows all over the log; within a tile we know it was the body."""
     tile = 256
@@ -246,6 +249,7 @@ def test_a_changed_body_is_named(data):
         edit(data, ("UPDATE events SET body = ? WHERE seq = ?", (body, seq)))
 
 
+@pytest.mark.slow
 def test_a_changed_leaf_is_named(data):
     """A bit of a leaf; within a tile we know that it was the leaf and not the body."""
     for seq, leaf in ask(data, "SELECT seq, leaf FROM events ORDER BY seq")[::11]:
@@ -367,6 +371,7 @@ def test_a_decreasing_time_is_named(data):
     assert told(check(data), "time") == {seq}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["salt", "data", "digest", "seq"])
 def test_a_changed_payload_is_named_in_every_row(data, column):
     """Salt, bytes, digest or seq of each payload: the event that names it is accused."""
@@ -382,6 +387,7 @@ def test_a_changed_payload_is_named_in_every_row(data, column):
     assert check(data).ok
 
 
+@pytest.mark.slow
 def test_a_missing_payload_is_named_unless_it_was_erased(data):
     """The one that an event says was erased is missing in the untouched log already."""
     erased = ask(data, "SELECT seq FROM events WHERE type = 'payload.erased'")
@@ -561,8 +567,18 @@ def test_a_tile_past_the_end_is_a_cut(data):
     assert kinds(check(data)) == {"cut"}
 
 
-def test_an_illegal_transition_is_named(tmp_path):
-    """A whole, unedited log in which a bug wrote a second ending."""
+@pytest.mark.parametrize(
+    ("events", "epoch"),
+    [
+        ((e.JobErrored(cause="internal"), e.JobCancelled()), 0),
+        ((e.AgentEnded(exit=e.ExitStatus()),), 0),
+        ((e.ServiceStopped(),), 0),
+        ((make.start(),), 7),
+    ],
+    ids=["second_ending", "ended_before_begun", "service_event", "epoch"],
+)
+def test_an_illegal_transition_is_named(tmp_path, events, epoch):
+    """A whole, unedited log in which a bug wrote what may not follow."""
 
     async def run():
         clock, ids = make.sources()
@@ -571,9 +587,7 @@ def test_an_illegal_transition_is_named(tmp_path):
         ) as log:
             story = make.Story(log, ids, tmp_path / "artifacts")
             job = await story.submit("x")
-            await story.say(job, e.JobErrored(cause="internal"))
-            (second,) = await story.say(job, e.JobCancelled())
-            return second.seq
+            return (await story.say(job, *events, epoch=epoch))[-1].seq
 
     seq = trio.run(run)
 
@@ -581,6 +595,14 @@ def test_an_illegal_transition_is_named(tmp_path):
 
     assert kinds(report) == {"illegal"}
     assert told(report, "illegal") == {seq}
+
+
+def test_a_log_of_a_newer_version_is_refused(data):
+    """What this version can not read it does not judge."""
+    edit(data, "UPDATE meta SET schema = 1000")
+
+    with pytest.raises(LogTooNew):
+        check(data)
 
 
 def test_another_logs_name_is_named(data):
