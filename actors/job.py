@@ -8,7 +8,7 @@ import trio
 
 from actors.host import AgentOutcome, Captured, CapturedFile, Host, HostError, Run, RunSpec
 from actors.limits import Limits
-from actors.stream import ERROR_TEXT_BYTES_MAX, JobStream
+from actors.stream import ERROR_TEXT_BYTES_MAX, CancelledFirst, JobStream
 from storage import events as e
 from storage.errors import DiskFull, LogBusy
 from storage.event_log import Fact, StoredArtifact
@@ -108,8 +108,9 @@ class JobActor:
             await self._end_with(error, left=0)
             return "terminal"
         task_status.started()
-        if not await self._append_started(recipe, epoch):
-            return "not_started"
+        not_started = await self._append_started(recipe, epoch)
+        if not_started is not None:
+            return not_started
         self.run = self._host.open_run(recipe.spec)
         trouble = await self._live(self.run, recipe.spec.backend)
         return await self._finish(self.run, trouble)
@@ -122,17 +123,20 @@ class JobActor:
         self.run = self._host.adopt_run(recipe.spec, state.workspace)
         return await self._finish(self.run, None)
 
-    async def _append_started(self, recipe: RunRecipe, epoch: int) -> bool:
+    async def _append_started(self, recipe: RunRecipe, epoch: int) -> Finished | None:
         first = e.JobStarted(
             agent_digest=recipe.agent_digest,
             containment=self._host.containment,
             confined=self._host.confined,
         )
         try:
-            await self.stream.append([first], epoch=epoch)
+            await self.stream.append([first], epoch=epoch, unless_cancelled=True)
         except (DiskFull, LogBusy):
-            return False
-        return True
+            return "not_started"
+        except CancelledFirst:
+            await self.stream.append_surely([e.JobCancelled()])
+            return "terminal"
+        return None
 
     async def _live(self, run: Run, backend: str) -> HostError | None:
         """Prepare and run the agent up to its verdict; answer why it could not begin."""
@@ -231,12 +235,9 @@ class JobActor:
         captured, facts = await self._capture(run)
         if captured is None and self._stopping:
             return "interrupted"
-        state = self.stream.state
-        if requeues(state):
-            await run.remove()
-            requeued = e.JobRequeued(why=state.interrupted_why or "interrupted")
-            await self.stream.append_surely([*facts, e.WorkspaceRemoved(), requeued])
+        if requeues(self.stream.state) and await self._requeue(run, facts):
             return "requeued"
+        state = self.stream.state
         cause = cause_of_ending(state)
         last = e.ending(
             cause,
@@ -246,6 +247,18 @@ class JobActor:
         )
         await self.stream.append_surely([*facts, last])
         return "terminal"
+
+    async def _requeue(self, run: Run, facts: list[e.JobEvent | Fact]) -> bool:
+        """Put the job back in its place; answer False when a cancel came first."""
+        await run.remove()
+        requeued = e.JobRequeued(why=self.stream.state.interrupted_why or "interrupted")
+        try:
+            await self.stream.append_surely(
+                [*facts, e.WorkspaceRemoved(), requeued], unless_cancelled=True
+            )
+        except CancelledFirst:
+            return False
+        return True
 
     async def _capture(self, run: Run) -> tuple[Captured | None, list[e.JobEvent | Fact]]:
         """Store what the run made; answer it with the facts for the batch of the ending."""

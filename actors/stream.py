@@ -11,11 +11,15 @@ from storage import codec
 from storage import events as e
 from storage.errors import DiskFull, LogBusy
 from storage.event_log import Append, EventLog, Fact, Payload, Recorded
-from storage.ids import IdSource, JobId, job_stream
+from storage.ids import IdSource, JobId, Seq, job_stream
 from storage.job_state import JobState, evolve, fold
 
 RETRY_S: Final = 1.0
 ERROR_TEXT_BYTES_MAX: Final = 16 * 1024
+
+
+class CancelledFirst(Exception):
+    """A cancel was committed before an event that may not follow one; nothing was written."""
 
 
 class JobStream:
@@ -45,10 +49,12 @@ class JobStream:
         by: str = "service",
         request_id: str | None = None,
         caused_by: int | None = None,
+        unless_cancelled: bool = False,
     ) -> tuple[Recorded, ...]:
         """Commit the events as one batch and fold them; is not cancelled half-way.
 
-        Raises AppendRefused with nothing written.
+        Raises AppendRefused, IllegalTransition and, where asked for, CancelledFirst, with
+        nothing written.
         """
         committed: tuple[Recorded, ...] = ()
         with trio.CancelScope(shield=True):
@@ -57,18 +63,26 @@ class JobStream:
             except trio.WouldBlock:
                 await self._lock.acquire()
             try:
+                if unless_cancelled and self.state.cancel_requested_by is not None:
+                    raise CancelledFirst
                 committed = await self._append(events, epoch, by, request_id, caused_by)
             finally:
                 self._lock.release()
         return committed
 
     async def append_surely(
-        self, events: Sequence[e.JobEvent | Fact], *, epoch: int | None = None
+        self,
+        events: Sequence[e.JobEvent | Fact],
+        *,
+        epoch: int | None = None,
+        unless_cancelled: bool = False,
     ) -> tuple[Recorded, ...]:
         """Commit the events, and try again each second while the disk is full or the log busy."""
         while True:
             try:
-                committed = await self.append(events, epoch=epoch)
+                committed = await self.append(
+                    events, epoch=epoch, unless_cancelled=unless_cancelled
+                )
             except (DiskFull, LogBusy):
                 self.pending_retry = True
                 with trio.CancelScope(shield=True):
@@ -110,6 +124,7 @@ class JobStream:
         run = self.state.epoch if epoch is None else epoch
         facts = tuple(_with_epoch(event, run) for event in events)
         assert facts, "an append has at least one event"
+        self._check(facts)
         committed = await self._log.append(
             Append(
                 stream=job_stream(self.job),
@@ -123,6 +138,33 @@ class JobStream:
         for record in committed:
             self.state = evolve(self.state, record)
         return committed
+
+    def _check(self, facts: Iterable[Fact]) -> None:
+        """Fold the facts as if they were committed: an illegal one must not reach the log."""
+        state = self.state
+        for fact in facts:
+            state = evolve(state, _as_if_recorded(state, fact))
+
+
+def _as_if_recorded(state: JobState, fact: Fact) -> Recorded:
+    assert not isinstance(fact.event, e.ServiceEvent), "a job's stream holds a job's events"
+    return Recorded(
+        seq=Seq(state.seq + 1),
+        stream=job_stream(state.job_id),
+        version=state.version + 1,
+        type=e.event_type(fact.event),
+        schema=codec.EVENT_SCHEMA,
+        recorded_at_ns=state.created_at_ns,
+        session="",
+        by="",
+        request_id=None,
+        caused_by=None,
+        epoch=fact.epoch,
+        n=fact.n,
+        prev_leaf=state.leaf,
+        event=fact.event,
+        leaf="",
+    )
 
 
 def _with_epoch(event: e.JobEvent | Fact, epoch: int) -> Fact:

@@ -38,9 +38,9 @@ class Ticket:
 
     __slots__ = ("answer", "prepared", "task")
 
-    def __init__(self, prepared: Prepared, task: trio.lowlevel.Task) -> None:
+    def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
-        self.task = task
+        self.task = trio.lowlevel.current_task()
         self.answer: Answer | None = None
 
 
