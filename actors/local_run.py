@@ -146,7 +146,11 @@ class LocalRun:
         """Store what the run made; the agent's processes are gone before."""
         keeper = await self._take_keeper()
         git = self._git(keeper)
-        files, complete = await capture_run(self._place, self._workspace, git)
+        limit_ms = self._services.limits.capture_deadline_ms
+        # Some of the limit is left for the files that were made in it.
+        files, complete = await capture_run(
+            self._place, self._workspace, git, deadline_ms=limit_ms * 3 // 4
+        )
         self._output_stored = {"stdout", "stderr"} <= {file.name for file in files}
         return Captured(
             files=files,
@@ -190,7 +194,11 @@ class LocalRun:
         if request.kind == "scratch" or request.repo is None:
             return await prepare_scratch(self._place)
         repository = self._services.repositories.get(request.repo)
-        return await prepare_clone(self._place, request, repository, self._git(keeper))
+        prepared = await prepare_clone(self._place, request, repository, self._git(keeper))
+        # What git started is reported as nobody's: the agent's report begins with the agent.
+        with contextlib.suppress(KeeperLost):
+            await keeper.kill_all(deadline_ms=self._services.limits.reap_deadline_ms)
+        return prepared
 
     async def _undo(self) -> None:
         await self.close()
@@ -223,9 +231,10 @@ class LocalRun:
             pipes.close()
             message = f"{launch.argv[0]} could not be started: {error.text}"
             raise HostError("spawn_failed", message, detail=error.text) from error
-        except KeeperLost as error:
-            pipes.close()
-            raise HostError("spawn_failed", "the keeper was lost", detail="keeper_lost") from error
+        except KeeperLost:
+            # The agent may have run, and have killed the keeper before that could say so.
+            child = Child(0)
+            child.note_failed(KeeperLost())
         except BaseException:
             pipes.close()
             raise
