@@ -70,7 +70,7 @@ def env() -> dict[str, str]:
 
 
 def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture
