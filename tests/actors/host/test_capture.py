@@ -1,6 +1,7 @@
 """What a job made is captured exactly, whatever its agent did to its repository."""
 
-# ruff: noqa: PTH, SIM115  paths are bytes here, since names need not be text
+# Paths are bytes here, since names need not be text.
+# ruff: noqa: PTH101, PTH103, PTH108, PTH112, PTH113, PTH114, PTH115, PTH116, PTH118, PTH120, PTH123, PTH211, SIM115
 
 import base64
 import functools
