@@ -145,8 +145,7 @@ class Runtime:
 
     async def submit(self, request: SubmitRequest) -> Submitted:
         """Accept a job; returns after the commit. Raises AdmissionError, AppendRefused."""
-        self._check(request)
-        chosen = attrs.evolve(request, model=request.model or self.models.default)
+        chosen = attrs.evolve(request, model=self._model_of(request))
         return await self._supervisor.ref.ask(lambda reply: Submit(request=chosen, reply=reply))
 
     async def cancel(self, job: JobId, *, by: str, request_id: str | None) -> CancelAnswer:
@@ -231,15 +230,18 @@ class Runtime:
 
     # --- what a job's definition gives to its run --------------------------------------------
 
-    def _check(self, request: SubmitRequest) -> None:
+    def _model_of(self, request: SubmitRequest) -> str:
+        """Answer the model a request means; raises AdmissionError when it is not to be run."""
         definition = self._definition(request.agent)
         if request.agent == BUILT_IN_SHELL and not (request.local or self.config.allow_shell):
             raise AgentNotAllowed(
                 request.agent, "set [agents] allow_shell = true to run it over HTTP"
             )
+        default = definition.model or self.models.default
         allowed = definition.models or self.models.allowed
-        if request.model is not None and request.model not in allowed:
-            raise UnknownModel(request.model, allowed)
+        if request.model not in (None, default) and request.model not in allowed:
+            raise UnknownModel(str(request.model), allowed)
+        return request.model or default
 
     def _definition(self, name: str) -> AgentDefinition:
         definition = self.agents.get(name)

@@ -81,6 +81,13 @@ def one_line(text: str, characters_max: int) -> str:
     return line if len(line) <= characters_max else line[: characters_max - 1] + "…"
 
 
+def sole(error: BaseException) -> BaseException:
+    """Answer the one error inside nested groups; a group of several stays as it is."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def of_status(status: int, detail: str | None = None) -> Problem:
     """Answer the problem of a plain HTTP status."""
     code = CODE_OF_STATUS.get(status, f"http_{status}")

@@ -42,7 +42,7 @@ def test_a_child_that_was_executed_does_not_keep_the_lock(tmp_path):
     path = tmp_path / "data"
     code = "print('up', flush=True); input()"
     with DataFolder.lock(path) as folder:
-        child = subprocess.Popen(
+        child = subprocess.Popen(  # noqa: S603  our own interpreter
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
