@@ -48,7 +48,10 @@ Text that people or agents wrote is a reference `{digest, size}`; the bytes are 
 def events_page() -> str:
     """Answer the text of docs/reference/events.md."""
     parts = [HEAD]
-    for title, union in (("Events of a job", e.JobEvent), ("Events of the service", e.ServiceEvent)):
+    for title, union in (
+        ("Events of a job", e.JobEvent),
+        ("Events of the service", e.ServiceEvent),
+    ):
         parts.append(f"## {title}\n\n")
         parts.extend(_event(cls) for cls in typing.get_args(union))
     parts.append("## Cause and status\n\n| cause | status |\n|---|---|\n")
