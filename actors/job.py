@@ -85,6 +85,7 @@ class JobActor:
     def stop(self) -> None:
         """Kill the run at once and leave its ending to the next start of the service."""
         self._stopping = True
+        self.stream.giving_up = True
         self._live_scope.cancel()
         self._capture_scope.cancel()
 

@@ -35,6 +35,7 @@ class JobStream:
         self._lock = trio.Lock()
         self.state = state
         self.pending_retry = False
+        self.giving_up = False
 
     @property
     def job(self) -> JobId:
@@ -77,13 +78,18 @@ class JobStream:
         epoch: int | None = None,
         unless_cancelled: bool = False,
     ) -> tuple[Recorded, ...]:
-        """Commit the events, and try again each second while the disk is full or the log busy."""
+        """Commit the events, and try again each second while the disk is full or the log busy.
+
+        Once ``giving_up`` is set (the service stops) it raises what it can not mend.
+        """
         while True:
             try:
                 committed = await self.append(
                     events, epoch=epoch, unless_cancelled=unless_cancelled
                 )
             except (DiskFull, LogBusy):
+                if self.giving_up:
+                    raise
                 self.pending_retry = True
                 with trio.CancelScope(shield=True):
                     await trio.sleep(RETRY_S)

@@ -40,7 +40,10 @@ RETRY_AFTER_S: Final = 5
 
 @attrs.define
 class _Slot:
-    """A place that a job holds while it runs; ``actor`` is there once ``ready`` is set."""
+    """A place that a job holds while it runs.
+
+    ``ready`` is set once ``actor`` is there, or once the place was given back without one.
+    """
 
     job: JobId
     owned: bool
@@ -232,7 +235,8 @@ class Supervisor(Actor[Command]):
         slot = self._slots.get(command.job)
         if slot is not None:
             await slot.ready.wait()
-            assert slot.actor is not None, "a slot is ready once it has its actor"
+            if slot.actor is None:
+                return await self._cancel(command)
             return await slot.actor.cancel(by=command.by, request_id=command.request_id)
         entry = self._queue.take(command.job)
         if entry is None:
@@ -374,6 +378,13 @@ class Supervisor(Actor[Command]):
         slot = self._slots[entry.job] = _Slot(entry.job, entry.owned)
         state = await self._state(entry.job)
         assert state.version == entry.version, "nobody writes to a job that waits"
+        if self.draining:
+            # The drain began while the stream was read: the job keeps its place in the queue.
+            del self._slots[entry.job]
+            self._queue.add(entry)
+            slot.ready.set()
+            self._look_idle()
+            return
         await self._run_in(slot, JobStream(self._log, self._ids, state), resume=False)
 
     async def _start(self, stream: JobStream, *, resume: bool) -> None:
