@@ -109,3 +109,23 @@ def test_ctrl_c_cancels_reaps_and_keeps_the_work(tmp_path, repository):
     )
     assert b"artifact.stored" in replay.stdout
     assert list((tmp_path / "data" / "workspaces").iterdir()) == []
+
+
+def test_an_embedded_run_leaves_waiting_jobs_to_the_service(tmp_path, service):
+    """Jobs that wait in the log are not started by a ``run`` that opens the folder alone."""
+    del tmp_path
+    blockers = [service.execute("sleep 60") for _ in range(10)]
+    waiting = service.execute("echo started by the service")
+    while service.json("/health")["active"] < len(blockers):
+        pass
+    service.kill()
+
+    run = start(service.data.parent, "--agent", "shell", "--json", "echo mine")
+    out, err = run.communicate(timeout=120)
+
+    assert run.returncode == 0, err
+    service.start()
+    mine = service.json(f"/jobs/{json.loads(out)['job_id']}")
+    theirs = service.wait(waiting)
+    assert mine["finished_at"] < theirs["started_at"]
+    assert service.json(f"/jobs/{blockers[0]}")["cause"] == "interrupted"
