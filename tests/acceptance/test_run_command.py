@@ -111,12 +111,13 @@ def test_ctrl_c_cancels_reaps_and_keeps_the_work(tmp_path, repository):
     assert list((tmp_path / "data" / "workspaces").iterdir()) == []
 
 
+@pytest.mark.parametrize("service", [{"WATCHKEEPER_LOG_DRAIN_S": "0"}], indirect=True)
 def test_an_embedded_run_leaves_waiting_jobs_to_the_service(tmp_path, service):
     """Jobs that wait in the log are not started by a ``run`` that opens the folder alone."""
     del tmp_path
-    blockers = [service.execute("sleep 60") for _ in range(10)]
+    blockers = [service.execute("echo up; sleep 60") for _ in range(10)]
     waiting = service.execute("echo started by the service")
-    while service.json("/health")["active"] < len(blockers):
+    while not all(service.json(f"/jobs/{job}")["output"] for job in blockers):
         pass
     service.kill()
 
