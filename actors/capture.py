@@ -68,17 +68,16 @@ async def capture_run(
     until the deadline is left out. The processes of the agent must be gone; git's own run in the
     keeper of ``git``. May be repeated.
     """
-    await trio.to_thread.run_sync(_start_over, place)
     files = await _stored([(name, place.output(name)) for name in _STREAMS])
-    complete = True
-    if workspace is not None:
-        capture = _TreeCapture(place, workspace, git)
-        complete = False
-        with trio.move_on_after(deadline_ms / 1000):
-            complete = await capture.run()
-        # Files are hashed after the deadline, too: what was made is worth having.
-        files += await _stored([(name, place.captures / name) for name in capture.made])
-    return tuple(files), complete
+    if workspace is None:
+        return tuple(files), True
+    capture = _TreeCapture(place, workspace, git)
+    complete = False
+    with trio.move_on_after(deadline_ms / 1000):
+        complete = await capture.run()
+    # Files are hashed after the deadline, too: what was made is worth having.
+    made = await _stored([(name, place.captures / name) for name in capture.made])
+    return (*files, *made), complete and len(made) == len(capture.made)
 
 
 class _TreeCapture:
@@ -97,6 +96,7 @@ class _TreeCapture:
     async def run(self) -> bool:
         """Make patch, list, archive and bundle; answer whether nothing had to be left out."""
         try:
+            await self._in_thread(lambda: _start_over(self._place))
             await self._in_thread(self._make_repository)
             whole = await self._capture_tree()
         except _TROUBLES:
@@ -315,16 +315,20 @@ def _copy_rules(top: Path, shadow: Path, rules: list[bytes], stop: threading.Eve
 
 async def _stored(names: list[tuple[str, Path]]) -> list[CapturedFile]:
     def store() -> list[CapturedFile]:
-        return [_durable(name, path) for name, path in names if path.exists()]
+        made = (_durable(name, path) for name, path in names)
+        return [file for file in made if file is not None]
 
     return await trio.to_thread.run_sync(store)
 
 
-def _durable(name: str, path: Path) -> CapturedFile:
+def _durable(name: str, path: Path) -> CapturedFile | None:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(_CHUNK_BYTES):
-            digest.update(data)
-        os.fsync(file.fileno())
-        size = file.tell()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK_BYTES):
+                digest.update(data)
+            os.fsync(file.fileno())
+            size = file.tell()
+    except OSError:
+        return None  # Not there, or not to be made durable.
     return CapturedFile(name=name, path=str(path), sha256=digest.hexdigest(), size=size)

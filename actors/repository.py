@@ -22,6 +22,7 @@ from actors.process.tool import OutputTooLong
 FETCH_DEBOUNCE_S: Final = 15.0
 FETCH_PATIENCE_S: Final = 5.0
 FETCH_LIMIT_S: Final = 600.0
+KEEPER_IDLE_S: Final = 60.0
 _FULL_SHA: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _SHORT_SHA: Final = re.compile(r"[0-9a-f]{7,64}")
 _SHA256_HEX: Final = 64
@@ -88,6 +89,8 @@ class Repository:
         self._next: Flight | None = None
         self._local = is_local(repo)
         self._fetching = trio.Lock()
+        self._asked = trio.Event()
+        self._flying = False
         self._fetched_at = float("-inf")
 
     async def base(self, ref: str | None, git: Git) -> Base:
@@ -114,11 +117,6 @@ class Repository:
         if known is None:
             raise HostError("workspace_failed", self._not_found(ref, why), detail=ref)
         return self._answer(known, why)
-
-    async def close(self) -> None:
-        """End the repository's keeper, and a fetch with it."""
-        if self._keeper is not None:
-            await self._keeper.close()
 
     def _answer(self, known: Resolved, why: str | None) -> Base:
         return Base(
@@ -201,7 +199,10 @@ class Repository:
             if self._current is None:
                 # Taken at once, so that a second caller sees a fetch under way.
                 self._current, self._next = self._next, None
-                self._nursery.start_soon(self._fly)
+                self._asked.set()
+                if not self._flying:
+                    self._flying = True
+                    self._nursery.start_soon(self._fly)
                 return self._current
         return self._next
 
@@ -217,6 +218,18 @@ class Repository:
             finally:
                 flight.land(error)
                 self._current, self._next = self._next, None
+            if self._current is None:
+                await self._rest()
+        self._flying = False
+
+    async def _rest(self) -> None:
+        """Wait for the next fetch for a while; a keeper that nobody wants is closed."""
+        self._asked = trio.Event()
+        with trio.move_on_after(KEEPER_IDLE_S):
+            await self._asked.wait()
+        if self._current is None and self._keeper is not None:
+            keeper, self._keeper = self._keeper, None
+            await keeper.close()
 
     async def _fetch(self) -> str | None:
         started_at = trio.current_time()

@@ -129,9 +129,7 @@ class Campaign:
             body["workspace"] = {"repo": str(self.repo), "kind": "clone"}
         while True:
             try:
-                status, data = self.request(
-                    "POST", "/execute", body, {"Idempotency-Key": key}
-                )
+                status, data = self.request("POST", "/execute", body, {"Idempotency-Key": key})
             except (OSError, http.client.HTTPException):
                 time.sleep(0.02)
                 continue
@@ -311,7 +309,9 @@ def main():
     for window, count in sorted(campaign.kills.items()):
         print(f"{window:24} {count:4} kills")
     print(f"{len(campaign.acknowledged)} jobs accepted; outcomes {dict(campaign.outcomes)}")
-    print(f"{len(campaign.problems)} problems; folder {campaign.folder if campaign.problems else 'removed'}")
+    print(
+        f"{len(campaign.problems)} problems; folder {campaign.folder if campaign.problems else 'removed'}"
+    )
     return 1 if campaign.problems else 0
 
 
