@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import trio
 
 from actors.agent_commits import AgentHead, lendable_objects, quoted, read_head
-from actors.changes import Change, changed_files, files_json
+from actors.changes import Change, Found, changed_files, files_json
 from actors.git import Git, GitFailed
 from actors.git_index import GITLINK, IndexEntry, IndexUnreadable, parse_index
 from actors.host import CapturedFile
@@ -110,19 +110,25 @@ class _TreeCapture:
     async def _capture_tree(self) -> bool:
         index, trusted_before_ns = await self._index()
         links = frozenset(path for path, entry in index.items() if entry.mode == GITLINK)
-        tree = await self._in_thread(lambda: walk_tree(self._place.tree, links, self._stop))
-        found = changed_files(index, tree, trusted_before_ns=trusted_before_ns)
+        tree, found = await self._in_thread(lambda: self._look(index, links, trusted_before_ns))
         ignored = await self._ignored(found.untracked, tree)
         wanted = {path: info for path, info in found.to_read.items() if path not in ignored}
         stored, unread = await self._in_thread(lambda: self._store(wanted))
-        changes = found.changes(index, stored, ignored=ignored, unread=unread)
+        changes = await self._in_thread(
+            lambda: found.changes(index, stored, ignored=ignored, unread=unread)
+        )
         await self._write_patch(changes)
-        text = files_json(changes)
-        await self._in_thread(lambda: self._write_file("files", text))
+        await self._in_thread(lambda: self._write_file("files", files_json(changes)))
         await self._archive(changes, tree)
         return not (unread or tree.unread)
 
     # --- the tree ------------------------------------------------------------------------------
+
+    def _look(
+        self, index: Mapping[bytes, IndexEntry], links: frozenset[bytes], trusted_before_ns: int
+    ) -> tuple[Tree, Found]:
+        tree = walk_tree(self._place.tree, links, self._stop)
+        return tree, changed_files(index, tree, trusted_before_ns=trusted_before_ns)
 
     def _make_repository(self) -> None:
         # By hand: faster than git init, and nothing of the user's templates gets in.

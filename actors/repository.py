@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 import trio
 
-from actors.git import Git, GitFailed, GitSetup, is_local
+from actors.git import Git, GitFailed, GitSetup, is_local, without_credentials
 from actors.host import HostError
 from actors.process.pool import KeeperPool
 from actors.process.runner import KeeperLost, KeeperProcess, SpawnFailed
@@ -87,6 +87,7 @@ class Repository:
         self._keeper: KeeperProcess | None = None
         self._current: Flight | None = None
         self._next: Flight | None = None
+        self._shown = without_credentials(repo)
         self._local = is_local(repo)
         self._fetching = trio.Lock()
         self._asked = trio.Event()
@@ -111,7 +112,7 @@ class Repository:
                 known = await self._look_up(ref, git) or (known if why else None)
                 flight = None
             if flight is not None:
-                why = f"{self._repo} did not answer in time; the fetch goes on"
+                why = f"{self._shown} did not answer in time; the fetch goes on"
         if known is None and ref is not None:
             known = await self._fetch_exactly(ref, git)
         if known is None:
@@ -132,7 +133,7 @@ class Repository:
     def _not_found(self, ref: str | None, why: str | None) -> str:
         what = f"ref {ref!r}" if ref is not None else "HEAD"
         reason = f" ({why})" if why else ""
-        return f"{what} was not found in {self._repo}{reason}; name a branch, tag or commit of it"
+        return f"{what} was not found in {self._shown}{reason}; name a branch, tag or commit of it"
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -214,7 +215,7 @@ class Repository:
                 with trio.move_on_after(FETCH_LIMIT_S) as scope:
                     error = await self._fetch()
                 if scope.cancelled_caught:
-                    error = f"{self._repo} did not answer in {FETCH_LIMIT_S:.0f} s"
+                    error = f"{self._shown} did not answer in {FETCH_LIMIT_S:.0f} s"
             finally:
                 flight.land(error)
                 self._current, self._next = self._next, None

@@ -17,9 +17,9 @@ from typing import Final
 import attrs
 import trio
 
-from actors.git import Git, GitFailed, SpawnFailed
+from actors.git import Git, GitFailed, without_credentials
 from actors.host import HostError
-from actors.process.runner import KeeperLost
+from actors.process.runner import KeeperLost, SpawnFailed
 from actors.process.tool import OutputTooLong
 from actors.repository import Base, Repository
 from storage import events as e
@@ -262,13 +262,15 @@ def _failure_of_git(error: GitFailed, repo: str, folder: Path) -> HostError:
     git removes what it made before it ends, so that the disk may look free again: what the
     operating system said (in the C locale, always) counts, too.
     """
+    shown = without_credentials(repo)
     free = os.statvfs(folder)
     inodes = free.f_files > 0 and free.f_favail < _INODES_LOW
     said = any(os.strerror(number) in error.message for number in DISK_FULL_ERRNOS)
     if said or inodes or free.f_bavail * free.f_frsize < _BYTES_LOW:
         what = "inodes" if inodes else "bytes"
-        return HostError("disk_full", f"no {what} left for the checkout of {repo}", detail=what)
-    return HostError("workspace_failed", f"the checkout of {repo} failed: {error}", detail="git")
+        message = f"no {what} left for the checkout of {shown}"
+        return HostError("disk_full", message, detail=what)
+    return HostError("workspace_failed", f"the checkout of {shown} failed: {error}", detail="git")
 
 
 # --- removal --------------------------------------------------------------------------------------
