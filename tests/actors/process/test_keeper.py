@@ -127,7 +127,7 @@ async def test_term_reaches_the_whole_tree(keeper, env, traces):
     assert traces.pids() == set()
 
 
-async def test_a_storm_of_forks_ends(keeper, env, traces):
+async def test_a_storm_of_forks_ends(keeper, env, traces, tmp_path):
     """Three hundred processes in sessions of their own are all ended."""
     await start(keeper, env, f"for i in $(seq 300); do setsid sleep {traces.mark} & done; wait")
     await traces.appear(300)
