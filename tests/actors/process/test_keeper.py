@@ -165,7 +165,7 @@ async def test_the_end_of_the_channel_ends_the_tree(pool, env, traces):
 
 
 async def test_the_death_of_the_service_ends_the_tree(traces, tmp_path):
-    """After kill -9 of the service nothing of its jobs lives on."""
+    """After kill -9 of the service nothing of its jobs lives on (SV046)."""
     ready = tmp_path / "ready"
     script = textwrap.dedent(f"""
         import os, trio
@@ -219,9 +219,9 @@ async def test_a_stopped_keeper_counts_as_lost(keeper, env, monkeypatch):
     assert read_process(keeper.identity.pid) is None
 
 
-async def test_nothing_leaks_over_many_keepers(count_fds):
+async def test_nothing_leaks_over_many_keepers(count_fds, children):
     """Open files return to where they were, and no child is left as a zombie."""
-    before = count_fds()
+    before, others = count_fds(), children()
 
     async with open_keeper_pool(size=0) as pool:
         for _ in range(20):
@@ -230,8 +230,7 @@ async def test_nothing_leaks_over_many_keepers(count_fds):
         assert pool.registry.pids == set()
 
     assert count_fds() == before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= others
 
 
 async def test_the_pool_refills_and_is_never_a_reason_to_fail():
@@ -263,15 +262,15 @@ async def test_a_dead_warm_keeper_is_not_handed_out():
         assert not keeper.lost
 
 
-async def test_a_cancelled_acquire_leaves_no_process():
+async def test_a_cancelled_acquire_leaves_no_process(children):
     """Cancelled while a keeper starts, it is ended and reaped."""
+    others = children()
     async with open_keeper_pool(size=0) as pool:
         for delay_s in (0.0, 0.001, 0.005, 0.01, 0.02):
             with trio.move_on_after(delay_s):
                 await pool.acquire()
     assert pool.registry.pids == set()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= others
 
 
 def test_the_keeper_imports_nothing_of_the_product():
