@@ -267,9 +267,7 @@ class FakeRun(Run):
         assert self._key not in self._world.workspaces, "an epoch is prepared once"
         self._world.workspaces[self._key] = True
         try:
-            await self._host.wait(self._script.prepare_s)
-            if self._script.offer_error is not None:
-                raise self._script.offer_error
+            await self._prepare()
         except Crashed:
             raise
         except BaseException:
@@ -280,9 +278,12 @@ class FakeRun(Run):
         self._world.trees[self._key] = Tree(self._script, keeper, {pid: "keeper"})
         self._host.check("offer.done", self._key)
         kind = self._spec.workspace.kind
-        return Prepared(
-            workspace=e.WorkspacePrepared(kind=kind, strategy="fake"), keeper=keeper
-        )
+        return Prepared(workspace=e.WorkspacePrepared(kind=kind, strategy="fake"), keeper=keeper)
+
+    async def _prepare(self) -> None:
+        await self._host.wait(self._script.prepare_s)
+        if self._script.offer_error is not None:
+            raise self._script.offer_error
 
     async def release(self) -> None:
         """Start the agent and its children."""

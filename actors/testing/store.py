@@ -55,8 +55,7 @@ class MortalLog(MemoryEventLog):
         self._slow = self._slow or trio.Lock()
         if self._slow.locked() or trio.current_time() < self.slow_until:
             async with self._slow:
-                while trio.current_time() < self.slow_until and not self.dead:
-                    await trio.sleep_until(self.slow_until)
+                await trio.sleep_until(self.slow_until)
                 self._check()
         committed = await super().append(request)
         self._check()
