@@ -100,14 +100,3 @@ class NotRunning(ActorsError):
         super().__init__(f"job {job} is {status}; only a running agent takes messages")
         self.job = job
         self.status = status
-
-
-class RepositoryNotAllowed(AdmissionError):
-    """The repository is not one that this caller may name; ``why`` says which are."""
-
-    code = "repository_not_allowed"
-
-    def __init__(self, repo: str, why: str) -> None:
-        super().__init__(f"repository {repo!r} is not allowed here: {why}")
-        self.repo = repo
-        self.why = why

@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from actors.agent_definitions import AgentCatalog, AgentDefinition
-from actors.errors import AgentNotAllowed, RepositoryNotAllowed, UnknownAgent, UnknownModel
+from actors.errors import AgentNotAllowed, UnknownAgent, UnknownModel
 from actors.host import CapturedFile, Host, HostError, RunSpec
 from actors.job import RunRecipe
 from actors.kernel import ChildSpec, open_supervision
@@ -47,9 +47,8 @@ BUILT_IN_SHELL: Final = "shell"
 class RuntimeConfig:
     """What a runtime is made from; every value is checked by the configuration.
 
-    ``workspace`` holds the defaults for requests that leave them open. ``environment`` is what
-    the allow-list for agents chooses from; None is that of this process. ``admit`` False takes
-    only jobs whose request is ``local`` (an embedded run beside older jobs).
+    ``environment`` is what the allow-list for agents chooses from; None is that of this process.
+    ``models_allowed`` is for agents whose definition has no list of its own.
     """
 
     data: Path
@@ -59,9 +58,6 @@ class RuntimeConfig:
     allow_shell: bool = False
     models_default: str = "sonnet"
     models_allowed: tuple[str, ...] = ("sonnet",)
-    repo: str | None = None
-    ref: str | None = None
-    workspace_kind: e.WorkspaceKind | None = None
     environment: Mapping[str, str] | None = None
 
 
@@ -149,10 +145,8 @@ class Runtime:
 
     async def submit(self, request: SubmitRequest) -> Submitted:
         """Accept a job; returns after the commit. Raises AdmissionError, AppendRefused."""
-        self._check(request)
-        return await self._supervisor.ref.ask(
-            lambda reply: Submit(request=self._with_defaults(request), reply=reply)
-        )
+        chosen = attrs.evolve(request, model=self._model_of(request))
+        return await self._supervisor.ref.ask(lambda reply: Submit(request=chosen, reply=reply))
 
     async def cancel(self, job: JobId, *, by: str, request_id: str | None) -> CancelAnswer:
         """End a job; answers once the request is committed. Raises JobUnknown."""
@@ -236,32 +230,24 @@ class Runtime:
 
     # --- what a job's definition gives to its run --------------------------------------------
 
-    def _check(self, request: SubmitRequest) -> None:
+    def _model_of(self, request: SubmitRequest) -> str:
+        """Answer the model a request means; raises AdmissionError when it is not to be run."""
         definition = self._definition(request.agent)
         if request.agent == BUILT_IN_SHELL and not (request.local or self.config.allow_shell):
             raise AgentNotAllowed(
                 request.agent, "set [agents] allow_shell = true to run it over HTTP"
             )
+        default = definition.model or self.models.default
         allowed = definition.models or self.models.allowed
-        if request.model is not None and request.model not in allowed:
-            raise UnknownModel(request.model, allowed)
-        repo = request.workspace.repo
-        if repo is not None and not request.local and repo != self.config.repo:
-            _check_remote(repo)
+        if request.model not in (None, default) and request.model not in allowed:
+            raise UnknownModel(str(request.model), allowed)
+        return request.model or default
 
     def _definition(self, name: str) -> AgentDefinition:
         definition = self.agents.get(name)
         if definition is None:
             raise UnknownAgent(name, tuple(self.agents.names()))
         return definition
-
-    def _with_defaults(self, request: SubmitRequest) -> SubmitRequest:
-        asked = request.workspace
-        if asked.repo is None and asked.kind == "clone":
-            asked = e.WorkspaceRequest(
-                repo=self.config.repo, ref=asked.ref or self.config.ref, kind="clone"
-            )
-        return attrs.evolve(request, workspace=asked, model=request.model or self.models.default)
 
     async def _recipe(self, state: JobState, epoch: int) -> RunRecipe:
         submitted = state.submitted
@@ -380,15 +366,6 @@ def _space(path: Path) -> tuple[int, int]:
     # A file system without a fixed number of inodes says 0 of 0.
     inodes = found.f_favail if found.f_files else INODES_LOW
     return found.f_bavail * found.f_frsize, inodes
-
-
-def _check_remote(repo: str) -> None:
-    scheme, colon, _ = repo.partition("://")
-    local = not colon and ("@" not in repo or repo.startswith(("/", ".", "~")))
-    if local or scheme == "file" or repo.startswith("-") or "::" in repo:
-        raise RepositoryNotAllowed(
-            repo, "only remote repositories, or the configured one, are taken over HTTP"
-        )
 
 
 __all__ = ["HostInfo", "ModelCatalog", "Runtime", "RuntimeConfig", "Seams", "open_runtime"]

@@ -23,19 +23,40 @@ EventRow = tuple[int, str, int, str, int, str, bytes, bytes]
 
 STREAMS_CACHED_MAX: Final = 8_192
 CHANGES_SERVICE: Final = (*CHANGES_ROW, *e.ServiceEvent.__args__)
-"""Only these events change the state of the service; a tuple for isinstance."""
+"""Only these events change the state of the service."""
+
+_PROJECTED: Final = frozenset(CHANGES_SERVICE)
+_ERASING: Final = frozenset({e.PayloadErased, e.ArtifactErased})
+_OF_A_JOB: Final = frozenset(CHANGES_ROW)
+_TYPES: Final = {cls: str(cls.__struct_config__.tag) for cls in e.AnyEvent.__args__}
 
 
 class Prepared:
-    """A request with its events encoded, made on the caller's side of the writer."""
+    """A request with its events encoded, made on the caller's side of the writer.
 
-    __slots__ = ("data", "request", "types")
+    ``facts`` are (fact, type, data); ``keyed`` says that a fact has an idempotency key.
+    """
+
+    __slots__ = ("facts", "keyed", "request")
 
     def __init__(self, request: Append) -> None:
-        _check_request(request)
+        assert request.facts, "an append has at least one fact"
+        assert request.expected_version >= 0, "a version is counted from 0"
         self.request = request
-        self.types = [e.event_type(fact.event) for fact in request.facts]
-        self.data = [encode_data(fact.event) for fact in request.facts]
+        self.keyed = False
+        self.facts: list[tuple[Fact, str, msgspec.Raw]] = []
+        for fact in request.facts:
+            event = fact.event
+            if isinstance(event, e.JobSubmitted) and event.idempotency is not None:
+                self.keyed = True
+            self.facts.append((fact, _TYPES[type(event)], encode_data(event)))
+        if not request.stream.startswith("job/"):
+            self._check_stream_of_service()
+
+    def _check_stream_of_service(self) -> None:
+        assert self.request.stream == SERVICE_STREAM, f"{self.request.stream} is no stream of ours"
+        for fact in self.request.facts:
+            assert type(fact.event) not in _OF_A_JOB, "an event of a job belongs to its stream"
 
 
 class StreamHead:
@@ -126,21 +147,19 @@ class Batch:
     def add(self, prepared: Prepared) -> tuple[Recorded, ...]:
         """Answer the events of one request as they will be committed; raises AppendRefused."""
         request = prepared.request
-        keys = self._new_keys(request)
+        keys = self._new_keys(request) if prepared.keyed else None
         head = self._head(request.stream)
         if head.version != request.expected_version:
             raise VersionConflict(request.stream, request.expected_version, head.version)
-        self.keys.update(keys)
+        if keys:
+            self.keys.update(keys)
+        self.heads[request.stream] = head
         self.recorded_at_ns = max(self.recorded_at_ns, self._clock_ns())
-        self.heads[request.stream] = head = StreamHead(
-            head.version, head.leaf, head.row, row_known=head.row_known
-        )
-        added = tuple(
-            self._record(request, head, fact, type_, data)
-            for fact, type_, data in zip(request.facts, prepared.types, prepared.data, strict=True)
-        )
-        self.records.extend(added)
-        return added
+        added = [
+            self._record(request, head, fact, type_, data) for fact, type_, data in prepared.facts
+        ]
+        self.records += added
+        return tuple(added)
 
     def finish(self) -> None:
         """Work out the tiles that are complete now; call once, when all requests are in."""
@@ -151,6 +170,7 @@ class Batch:
     ) -> Recorded:
         self.seq = seq = self.seq + 1
         version = head.version + 1
+        at_ns = self.recorded_at_ns
         body = encode_body(
             Envelope(
                 seq=seq,
@@ -158,7 +178,7 @@ class Batch:
                 version=version,
                 type=type_,
                 schema=EVENT_SCHEMA,
-                recorded_at_ns=self.recorded_at_ns,
+                recorded_at_ns=at_ns,
                 session=self._session,
                 by=request.by,
                 request_id=request.request_id,
@@ -176,7 +196,7 @@ class Batch:
             version=version,
             type=type_,
             schema=EVENT_SCHEMA,
-            recorded_at_ns=self.recorded_at_ns,
+            recorded_at_ns=at_ns,
             session=self._session,
             by=request.by,
             request_id=request.request_id,
@@ -187,20 +207,16 @@ class Batch:
             event=fact.event,
             leaf=leaf.hex(),
         )
-        self.events.append(
-            (seq, request.stream, version, type_, self.recorded_at_ns, self._session, body, leaf)
-        )
+        self.events.append((seq, request.stream, version, type_, at_ns, self._session, body, leaf))
         self._leaves.append(leaf)
         head.version = version
         head.leaf = record.leaf
         if fact.payloads or fact.artifacts:
             self._keep_beside(seq, fact.payloads, fact.artifacts)
-        if isinstance(fact.event, CHANGES_SERVICE):
+        if type(fact.event) in _PROJECTED:
             self._project(head, record)
-        elif isinstance(fact.event, e.PayloadErased):
-            self.erased_payloads.extend(fact.event.digests)
-        elif isinstance(fact.event, e.ArtifactErased):
-            self.erased_artifacts.append(fact.event.digest)
+        elif type(fact.event) in _ERASING:
+            self._erase(fact.event)
         return record
 
     def _keep_beside(
@@ -208,6 +224,12 @@ class Batch:
     ) -> None:
         self.payloads.extend((p.digest, seq, p.salt, p.data) for p in payloads)
         self.artifacts.extend((a.digest, seq, a.salt, a.file, a.size) for a in artifacts)
+
+    def _erase(self, event: e.AnyEvent) -> None:
+        if isinstance(event, e.PayloadErased):
+            self.erased_payloads.extend(event.digests)
+        elif isinstance(event, e.ArtifactErased):
+            self.erased_artifacts.append(event.digest)
 
     def _project(self, head: StreamHead, record: Recorded) -> None:
         job_id = job_of_stream(record.stream)
@@ -222,11 +244,15 @@ class Batch:
         self.service_changed = True
 
     def _head(self, stream: str) -> StreamHead:
-        head = self.heads.get(stream) or self._tip.streams.get(stream)
-        if head is None:
-            version, leaf = self._source.stream_head(stream)
-            head = StreamHead(version, leaf, None, row_known=version == 0)
-        return head
+        """Answer the stream's head, for this batch alone to change."""
+        head = self.heads.get(stream)
+        if head is not None:
+            return head
+        known = self._tip.streams.get(stream)
+        if known is not None:
+            return StreamHead(known.version, known.leaf, known.row, row_known=known.row_known)
+        version, leaf = self._source.stream_head(stream)
+        return StreamHead(version, leaf, None, row_known=version == 0)
 
     def _new_keys(self, request: Append) -> dict[str, str]:
         keys: dict[str, str] = {}
@@ -241,14 +267,3 @@ class Batch:
                 assert job_id is not None, "checked when the request was prepared"
                 keys[key] = job_id
         return keys
-
-
-def _check_request(request: Append) -> None:
-    assert request.facts, "an append has at least one fact"
-    assert request.expected_version >= 0, "a version is counted from 0"
-    job_id = job_of_stream(request.stream)
-    if job_id is None:
-        assert request.stream == SERVICE_STREAM, f"{request.stream} is no stream of ours"
-    for fact in request.facts:
-        if isinstance(fact.event, CHANGES_ROW):
-            assert job_id is not None, "an event of a job belongs to a job's stream"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import attrs
-import outcome
 import trio
 
 from storage import log_reader
@@ -216,10 +215,14 @@ class SqliteEventLog:
             raise refusal
         assert self._writer is not None, "a log that is not read-only has its writer"
         self._pending += 1
-        self._writer.submit(Ticket(prepared, trio.lowlevel.current_task()))
-        # Any: trio hands over what the writer's delivery rescheduled us with.
-        answer: tuple[Recorded, ...] = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
-        return answer
+        ticket = Ticket(prepared)
+        self._writer.submit(ticket)
+        await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+        answer = ticket.answer
+        assert answer is not None, "the writer answers each ticket"
+        if isinstance(answer, tuple):
+            return answer
+        raise answer
 
     async def read(
         self, stream: StreamName, *, after_version: int = 0, upto_seq: int | None = None
@@ -328,12 +331,7 @@ class SqliteEventLog:
             self._service = attrs.evolve(delivery.service, seq=int(delivery.records[-1].seq))
             self._feed.publish(delivery.records)
         for ticket in delivery.tickets:
-            answer = ticket.answer
-            assert answer is not None, "the writer answers each ticket"
-            if isinstance(answer, tuple):
-                trio.lowlevel.reschedule(ticket.task, outcome.Value(answer))
-            else:
-                trio.lowlevel.reschedule(ticket.task, outcome.Error(answer))
+            trio.lowlevel.reschedule(ticket.task)
 
     async def _page(self, stream: StreamName | None, after: int) -> list[Recorded]:
         head = int(self.head)

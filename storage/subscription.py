@@ -36,10 +36,10 @@ class Feed:
 
     def publish(self, records: Sequence[Recorded]) -> None:
         """Take committed events, in order, and wake those who wait for them."""
+        assert not records or records[0].seq == self.head + 1, "the feed has no gap"
         for record in records:
-            assert record.seq == self.head + 1, "the feed has no gap"
             self._put(record)
-        if records:
+        if self._lots:
             self._wake({None, *(record.stream for record in records)})
 
     def close(self) -> None:

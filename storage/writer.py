@@ -18,6 +18,7 @@ from storage.projection_store import load_row, write_projections
 from storage.projections import JobRow, ServiceState
 
 BATCH_REQUESTS_MAX: Final = 512
+HALVED_FROM_REQUESTS: Final = 32
 ERASURE_RETRY_S: Final = 0.25
 
 Answer = tuple[Recorded, ...] | AppendRefused | OutcomeUnknown
@@ -38,9 +39,9 @@ class Ticket:
 
     __slots__ = ("answer", "prepared", "task")
 
-    def __init__(self, prepared: Prepared, task: trio.lowlevel.Task) -> None:
+    def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
-        self.task = task
+        self.task = trio.lowlevel.current_task()
         self.answer: Answer | None = None
 
 
@@ -106,6 +107,9 @@ class Writer:
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._poisoned: str | None = None
         self._erasure_pending = False
+        self._submitted = 0
+        self._answered = 0
+        self._held: Delivery | None = None
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._token: trio.lowlevel.TrioToken | None = None
 
@@ -116,6 +120,7 @@ class Writer:
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a request; the caller bounds how many are under way. Never waits."""
+        self._submitted += 1
         self._inbox.put(ticket)
 
     def stop(self) -> None:
@@ -128,22 +133,41 @@ class Writer:
         while going_on:
             tickets, going_on = self._next_batch()
             if tickets:
-                self._hand_back(self._answer(tickets))
+                delivery = self._answer(tickets)
+                self._hand_back_held()
+                self._held = delivery
+            if self._inbox.empty() or not going_on:
+                self._hand_back_held()
             if self._erasure_pending:
                 self._truncate_wal()
 
     def _next_batch(self) -> tuple[list[Ticket], bool]:
+        """Answer the next requests, and whether more may come; waits for the first one."""
         tickets: list[Ticket] = []
         try:
             ticket = self._inbox.get(timeout=ERASURE_RETRY_S if self._erasure_pending else None)
             while ticket is not None:
                 tickets.append(ticket)
-                if len(tickets) >= BATCH_REQUESTS_MAX:
+                if len(tickets) >= self._requests_max():
                     return tickets, True
                 ticket = self._inbox.get_nowait()
         except queue.Empty:
             return tickets, True
         return tickets, False
+
+    def _requests_max(self) -> int:
+        # Half of what is under way: while one half is being synced, which needs no interpreter,
+        # the tasks of the other half hear their answers and append again.
+        under_way = self._submitted - self._answered
+        if under_way < HALVED_FROM_REQUESTS:
+            return BATCH_REQUESTS_MAX
+        return min(BATCH_REQUESTS_MAX, (under_way + 1) // 2)
+
+    def _hand_back_held(self) -> None:
+        delivery, self._held = self._held, None
+        if delivery is not None:
+            self._answered += len(delivery.tickets)
+            self._hand_back(delivery)
 
     def _hand_back(self, delivery: Delivery) -> None:
         assert self._token is not None, "the writer was started"
@@ -205,8 +229,9 @@ class Writer:
             self._connection.execute("ROLLBACK")
             return ()
         batch.finish()
-        _insert(self._connection, batch)
+        insert_batch(self._connection, batch)
         write_projections(self._connection, batch)
+        self._hand_back_held()
         self._connection.execute("COMMIT")
         self._tip.adopt(batch)
         if batch.erased_payloads or batch.erased_artifacts:
@@ -232,7 +257,8 @@ class Writer:
         self._erasure_pending = bool(row[0])
 
 
-def _insert(connection: sqlite3.Connection, batch: Batch) -> None:
+def insert_batch(connection: sqlite3.Connection, batch: Batch) -> None:
+    """Write all of a finished batch but its projections, inside a transaction."""
     connection.executemany(_PUT_EVENT, batch.events)
     if batch.payloads:
         connection.executemany(_PUT_PAYLOAD, batch.payloads)

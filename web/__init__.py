@@ -1,0 +1,1 @@
+"""How it is asked: HTTP, the command line and the environment."""

@@ -40,14 +40,19 @@ def test_the_folder_is_for_its_owner_alone(tmp_path):
 def test_a_child_that_was_executed_does_not_keep_the_lock(tmp_path):
     """A child that lives on has no descriptor of the lock, even when it inherits all it can."""
     path = tmp_path / "data"
+    code = "print('up', flush=True); input()"
     with DataFolder.lock(path) as folder:
-        child = subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+        child = subprocess.Popen(  # noqa: S603  our own interpreter
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            close_fds=False,
         )
-    try:
-        assert folder.holder() is None
-    finally:
-        child.communicate(b"\n")
+        assert child.stdout.readline() == b"up\n"
+
+    held_by = folder.holder()
+    child.communicate(b"\n")
+    assert held_by is None
 
 
 @pytest.mark.slow
