@@ -8,11 +8,11 @@ import attrs
 import trio
 
 from actors.admission import Queue, QueuedJob
-from actors.errors import DiskLow, Draining, KeyReused, NotRunning, QueueFull
+from actors.errors import DiskLow, Draining, NotRunning, QueueFull
 from actors.host import Host, HostError
 from actors.janitor import clean, release_quarantined
 from actors.job import ArtifactFiles, Finished, JobActor, Recipe
-from actors.kernel import Actor, Reply
+from actors.kernel import Actor, Reply, StartedOnce
 from actors.limits import Limits
 from actors.messages import (
     Cancel,
@@ -27,13 +27,12 @@ from actors.messages import (
 )
 from actors.recovery import Recovered, await_known
 from actors.stream import RETRY_S, HandedOver, JobStream
-from actors.submission import key_digest, submission
-from storage import codec
+from actors.submission import SubmissionDesk, read_state
 from storage import events as e
-from storage.errors import AppendRefused, DiskFull, DuplicateKey, JobUnknown, LogBusy, LogClosed
-from storage.event_log import Append, EventLog
-from storage.ids import IdSource, JobId, job_stream
-from storage.job_state import JobState, fold
+from storage.errors import AppendRefused, DiskFull, LogBusy, LogClosed
+from storage.event_log import EventLog
+from storage.ids import IdSource, JobId
+from storage.job_state import JobState
 
 RETRY_AFTER_S: Final = 5
 HAND_OVERS_MAX: Final = 1_000
@@ -85,8 +84,7 @@ class Supervisor(Actor[Command]):
         self._cancelling: dict[JobId, trio.Event] = {}
         self._runs = 0
         self._killing = False
-        self._reserved = 0
-        self._keys_in_flight: dict[str, trio.Event] = {}
+        self._desk = SubmissionDesk(log, ids, self._check_admission, self._enqueue)
         self._wake = trio.Event()
         self._idle = trio.Event()
         self._paused = False
@@ -121,7 +119,7 @@ class Supervisor(Actor[Command]):
         try:
             match message:
                 case Submit():
-                    message.reply.set(await self._submit(message.request))
+                    message.reply.set(await self._desk.submit(message.request))
                 case Cancel():
                     message.reply.set(await self._cancel(message))
                 case Tell():
@@ -139,66 +137,19 @@ class Supervisor(Actor[Command]):
 
     # --- submission -------------------------------------------------------------------------------
 
-    async def _submit(self, request: SubmitRequest) -> Submitted:
-        if request.idempotency_key is None:
-            return await self._admit(request, None)
-        key = key_digest(request.by, request.idempotency_key)
-        while key in self._keys_in_flight:
-            await self._keys_in_flight[key].wait()
-        landed = self._keys_in_flight[key] = trio.Event()
-        try:
-            existing = await self._log.job_for_key(key)
-            if existing is not None:
-                return await self._replay(request, JobId(existing))
-            return await self._admit(request, key)
-        except DuplicateKey as error:
-            return await self._replay(request, JobId(error.job_id))
-        finally:
-            del self._keys_in_flight[key]
-            landed.set()
-
-    async def _replay(self, request: SubmitRequest, job: JobId) -> Submitted:
-        state = await self._state(job)
-        prompt = await self._log.payload_row(state.submitted.prompt.digest)
-        recorded = state.submitted.idempotency
-        assert recorded is not None, "a job found by its key has one"
-        if prompt is not None:
-            body = codec.salted_digest(prompt.salt, request.body_digest_source)
-            if body != recorded.body:
-                raise KeyReused(job)
-        return Submitted(job_id=job, seq=state.submitted_seq, replay=True)
-
-    async def _admit(self, request: SubmitRequest, key: str | None) -> Submitted:
+    def _check_admission(self, request: SubmitRequest) -> None:
+        """Raise AdmissionPaused when a new job may not be accepted now."""
         if self.draining:
             raise Draining(RETRY_AFTER_S)
         if self._disk_low():
             raise DiskLow(RETRY_AFTER_S)
-        own = request.owner is None
-        if own and self._taken() >= self._limits.queue_depth:
+        if request.owner is None and self._taken() >= self._limits.queue_depth:
             raise QueueFull(RETRY_AFTER_S)
-        self._reserved += own
-        try:
-            job = self._ids.new_job()
-            fact = submission(request, key, self._ids)
-            committed = await self._log.append(
-                Append(
-                    stream=job_stream(job),
-                    expected_version=0,
-                    facts=(fact,),
-                    by=request.by,
-                    request_id=request.request_id,
-                )
-            )
-            seq = int(committed[-1].seq)
-            self._enqueue(job, request.priority, seq, version=1, owned=not own)
-        finally:
-            self._reserved -= own
-        return Submitted(job_id=job, seq=seq)
 
     def _taken(self) -> int:
         """Count what the depth of the queue counts: all that runs, waits or is about to."""
         waiting = len(self._queue) + sum(not owned(s) for s in self._resumes)
-        return waiting + len(self._cancelling) + self._slots_taken() + self._reserved
+        return waiting + len(self._cancelling) + self._slots_taken() + self._desk.reserved
 
     # --- the other commands ------------------------------------------------------------------------
 
@@ -288,10 +239,7 @@ class Supervisor(Actor[Command]):
         return _WAITS_FOR.get(state.phase, "the next start of the service")
 
     async def _state(self, job: JobId) -> JobState:
-        state = fold(await self._log.read(job_stream(job)))
-        if state is None:
-            raise JobUnknown(job)
-        return state
+        return await read_state(self._log, job)
 
     # --- slots ---------------------------------------------------------------------------------------
 
@@ -406,7 +354,7 @@ class Supervisor(Actor[Command]):
     async def _run_job(
         self, actor: JobActor, resume: bool, task_status: trio.TaskStatus[None]
     ) -> None:
-        once = _StartedOnce(task_status)
+        once = StartedOnce(task_status)
         self._runs += 1
         try:
             finished = await self._run_to_its_end(actor, resume, once)
@@ -415,9 +363,7 @@ class Supervisor(Actor[Command]):
             self._runs -= 1
         self._look_idle()
 
-    async def _run_to_its_end(
-        self, actor: JobActor, resume: bool, once: "_StartedOnce"
-    ) -> Finished:
+    async def _run_to_its_end(self, actor: JobActor, resume: bool, once: StartedOnce) -> Finished:
         try:
             return await (actor.resume if resume else actor.begin)(once)
         except (DiskFull, LogBusy, LogClosed):
@@ -529,19 +475,6 @@ class Supervisor(Actor[Command]):
             self._idle = trio.Event() if self._idle.is_set() else self._idle
         else:
             self._idle.set()
-
-
-class _StartedOnce(trio.TaskStatus[None]):
-    """Passes the first call on and swallows the rest, so that a crash can always report."""
-
-    def __init__(self, status: trio.TaskStatus[None]) -> None:
-        self._status: trio.TaskStatus[None] | None = status
-
-    def started(self, value: None = None) -> None:
-        """Report the start, once."""
-        status, self._status = self._status, None
-        if status is not None:
-            status.started(value)
 
 
 _WAITS_FOR: Final = {

@@ -7,6 +7,7 @@ import trio
 
 from actors.testing.host import Crashed
 from storage.batch import Batch
+from storage.errors import AppendRefused
 from storage.event_log import Append, JobQuery, Payload, Recorded
 from storage.ids import Seq, StreamName
 from storage.testing import MemoryEventLog, MemoryStore
@@ -35,7 +36,10 @@ class MortalLog(MemoryEventLog):
     """After :meth:`perish` every call raises Crashed, also one that is under way.
 
     ``slow_until`` holds appends back up to a virtual time; their order stays that of the calls.
+    ``refuse`` is asked before each append for an error to refuse it with, None to take it.
     """
+
+    refuse: Callable[[Append], AppendRefused | None] | None = None
 
     dead: bool = False
     slow_until: float = 0.0
@@ -57,6 +61,10 @@ class MortalLog(MemoryEventLog):
             async with self._slow:
                 await trio.sleep_until(self.slow_until)
                 self._check()
+        refused = self.refuse(request) if self.refuse is not None else None
+        if refused is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise refused
         committed = await super().append(request)
         self._check()
         return committed
