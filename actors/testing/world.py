@@ -36,12 +36,14 @@ from actors.testing.host import (
 from actors.testing.store import MortalLog, WatchedStore
 from storage import events as e
 from storage.batch import Batch
+from storage.errors import AppendRefused
 from storage.event_log import Append, Fact, Recorded
 from storage.ids import SERVICE_STREAM, IdSource, JobId, job_stream
 from storage.job_state import JobState, fold
 
 EPOCH_NS = 1_700_000_000_000_000_000
 Boundary = Callable[[str, RunKey | None], None]
+Refusal = Callable[[Append], AppendRefused | None]
 
 
 @attrs.define(eq=False)
@@ -72,6 +74,8 @@ class Harness:
     crashes: list[tuple[str, Exception]] = attrs.field(factory=list)
     jump_ns: int = 0
     disk_low: bool = False
+    refuse: Refusal | None = None
+    slow_until: float = 0.0
     service: Service | None = None
     changed: trio.Event = attrs.field(factory=trio.Event)
     starts: int = 0
@@ -189,7 +193,12 @@ class Harness:
             supervision = await stack.enter_async_context(open_supervision(self._on_crash))
             for name, run in (("supervisor", supervisor.run), ("dispatcher", supervisor.dispatch)):
                 supervision.start(ChildSpec(name=name, run=run, restart="temporary"))
-            await self._begin(service, supervisor)
+            try:
+                await self._begin(service, supervisor)
+            except AppendRefused as refused:
+                # A service that can not say that it started ends, and is started again later.
+                self.crash_now()
+                raise Crashed from refused
             service.ready.set()
             await service.stopping.wait()
             nursery.cancel_scope.cancel()
@@ -207,12 +216,17 @@ class Harness:
             session=self.ids.new("ses"),
             die=die,
         )
+        log.refuse = self._refusal
+        log.slow_until = self.slow_until
         service.log = log
         try:
             yield log
         finally:
             if not log.dead:
                 await log.aclose()
+
+    def _refusal(self, request: Append) -> AppendRefused | None:
+        return None if self.refuse is None else self.refuse(request)
 
     async def _begin(self, service: Service, supervisor: Supervisor) -> None:
         log = service.log

@@ -277,7 +277,7 @@ async def test_an_agent_that_ignores_term_is_killed_after_the_grace(autojump_clo
         await world.cancel(job)
         await world.until_type(job, "process.reaped")
 
-        reaped = [r.event for r in world.history(job) if r.type == "process.reaped"][0]
+        reaped = next(r.event for r in world.history(job) if r.type == "process.reaped")
         assert 4_000 <= reaped.duration_ms < 4_100
         assert {p.how for p in reaped.pids} == {"signal 9"}
 
@@ -288,10 +288,10 @@ async def test_what_is_left_after_a_normal_exit_is_killed_at_once(autojump_clock
         job = (await world.submit()).job_id
         await world.until_over(job)
 
-        reaped = [r.event for r in world.history(job) if r.type == "process.reaped"][0]
+        reaped = next(r.event for r in world.history(job) if r.type == "process.reaped")
 
         assert reaped.duration_ms < 100
-        assert len([p for p in reaped.pids]) == 5
+        assert len(list(reaped.pids)) == 5
 
 
 async def test_a_cancel_after_the_verdict_changes_nothing(autojump_clock):
@@ -383,7 +383,7 @@ async def test_a_cancel_that_follows_any_event_at_once_is_answered(count, autoju
 async def test_a_job_that_can_not_be_started_for_want_of_room_stays_queued(error, autojump_clock):
     """``job.started`` was refused: the job waits at its place and starts when there is room."""
     async with open_world(limits=Limits(capacity=1)) as world:
-        world.log.refuse = lambda append: (
+        world.refuse = lambda append: (
             error
             if trio.current_time() < 0.9 and isinstance(append.facts[0].event, e.JobStarted)
             else None

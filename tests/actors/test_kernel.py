@@ -164,6 +164,13 @@ class Child:
             await trio.sleep_forever()
 
 
+async def supervise(spec):
+    """Run a child for a second."""
+    async with open_supervision() as supervision:
+        supervision.start(spec)
+        await trio.sleep(1)
+
+
 async def test_a_transient_child_is_restarted_after_a_crash_only(autojump_clock):
     """Crashes restart it, and a normal end does not."""
     seen = []
@@ -182,9 +189,7 @@ async def test_one_restart_more_than_the_limit_ends_the_supervision(autojump_clo
     child = Child(crashes=4)
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with open_supervision() as supervision:
-            supervision.start(ChildSpec(name="child", run=child.run))
-            await trio.sleep(1)
+        await supervise(ChildSpec(name="child", run=child.run))
 
     assert child.runs == 4
     limit = caught.value.exceptions[0]
@@ -219,9 +224,7 @@ async def test_the_crash_of_a_temporary_child_ends_the_supervision(autojump_cloc
     child = Child(crashes=1)
 
     with pytest.raises(ExceptionGroup):
-        async with open_supervision() as supervision:
-            supervision.start(ChildSpec(name="child", run=child.run, restart="temporary"))
-            await trio.sleep(1)
+        await supervise(ChildSpec(name="child", run=child.run, restart="temporary"))
 
     assert child.runs == 1
 

@@ -437,12 +437,13 @@ async def test_a_drain_does_not_wait_for_a_disk_that_stays_full(autojump_clock):
     async with open_world(limits=Limits(drain_ms=2_000)) as world:
         job = (await world.submit()).job_id
         await world.until_type(job, "process.reaped")
-        world.log.refuse = lambda append: DiskFull() if append.stream != "service" else None
+        world.refuse = lambda append: DiskFull() if append.stream != "service" else None
 
         with trio.fail_after(60):
             await world.stop()
 
         assert not world.state(job).terminal
+        world.refuse = None
         await world.start()
         await world.until_over(job)
         assert world.state(job).status == "completed"
