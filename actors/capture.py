@@ -9,6 +9,7 @@ follows the changes, not the size of the tree, but for one ``lstat`` per file.
 import hashlib
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -173,7 +174,11 @@ class _TreeCapture:
 
         git sees only copies of them in a tree of ours, with nothing else in it.
         """
-        rules = [path for path in tree.files if path.split(b"/")[-1] == b".gitignore"]
+        rules = [
+            path
+            for path, info in tree.files.items()
+            if path.split(b"/")[-1] == b".gitignore" and stat.S_ISREG(info.st_mode)
+        ]
         if not untracked or not rules:
             return frozenset()
         shadow = self._place.captures / "ignore"
@@ -304,8 +309,6 @@ def _copy_rules(top: Path, shadow: Path, rules: list[bytes], stop: threading.Eve
             raise WalkStopped
         source = os.path.join(os.fsencode(top), rule)  # noqa: PTH118  bytes
         target = os.path.join(os.fsencode(shadow), rule)  # noqa: PTH118  bytes
-        if os.path.islink(source):  # noqa: PTH114  bytes; git does not follow these either
-            continue
         os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120  bytes
         shutil.copyfile(source, target, follow_symlinks=False)
 

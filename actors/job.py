@@ -93,7 +93,7 @@ class JobActor:
     def stop(self) -> None:
         """Kill the run at once and leave its ending to the next start of the service."""
         self._stopping = True
-        self.stream.stop_retrying()
+        self.stream.giving_up = True
         self._live_scope.cancel()
         self._capture_scope.cancel()
 

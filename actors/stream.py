@@ -39,9 +39,9 @@ class JobStream:
         self._ids = ids
         self._lock = trio.Lock()
         self._handed_over = False
-        self._retries = True
         self.state = state
         self.pending_retry = False
+        self.giving_up = False
 
     @property
     def job(self) -> JobId:
@@ -94,10 +94,6 @@ class JobStream:
             self._handed_over = True
         return True
 
-    def stop_retrying(self) -> None:
-        """Let ``append_surely`` raise what the log refuses with: the service is stopping."""
-        self._retries = False
-
     async def append_surely(
         self,
         events: Sequence[e.JobEvent | Fact],
@@ -107,7 +103,7 @@ class JobStream:
     ) -> tuple[Recorded, ...]:
         """Commit the events, and try again each second while the disk is full or the log busy.
 
-        Raises DiskFull and LogBusy only after ``stop_retrying``.
+        Once ``giving_up`` is set (the service stops) it raises what it can not mend.
         """
         while True:
             try:
@@ -115,7 +111,7 @@ class JobStream:
                     events, epoch=epoch, unless_cancelled=unless_cancelled
                 )
             except (DiskFull, LogBusy):
-                if not self._retries:
+                if self.giving_up:
                     raise
                 self.pending_retry = True
                 with trio.CancelScope(shield=True):

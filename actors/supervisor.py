@@ -28,6 +28,7 @@ from actors.messages import (
 from actors.recovery import Recovered, await_known
 from actors.stream import RETRY_S, HandedOver, JobStream
 from actors.submission import SubmissionDesk, read_state
+from actors.why import waits_for
 from storage import events as e
 from storage.errors import AppendRefused, DiskFull, LogBusy, LogClosed
 from storage.event_log import EventLog
@@ -40,7 +41,10 @@ HAND_OVERS_MAX: Final = 1_000
 
 @attrs.define
 class _Slot:
-    """A place that a job holds while it runs; ``actor`` is there once ``ready`` is set."""
+    """A place that a job holds while it runs.
+
+    ``ready`` is set once ``actor`` is there, or once the place was given back without one.
+    """
 
     job: JobId
     owned: bool
@@ -172,7 +176,8 @@ class Supervisor(Actor[Command]):
         slot = self._slots.get(job)
         if slot is not None:
             await slot.ready.wait()
-            assert slot.actor is not None, "a slot is ready once it has its actor"
+            if slot.actor is None:
+                return None
             return await slot.actor.cancel(by=command.by, request_id=command.request_id)
         if job in self._held:
             return await self._held[job].request_cancel(
@@ -223,20 +228,15 @@ class Supervisor(Actor[Command]):
             status=state.status,
             phase=state.phase,
             position=position,
-            waits_for=self._waits_for(state, position),
+            waits_for=waits_for(
+                state,
+                waiting=position is not None,
+                draining=self.draining,
+                paused=self._paused,
+                slots=f"{self._slots_taken()} of {self._limits.capacity}",
+            ),
             running=self.running if position is not None else (),
         )
-
-    def _waits_for(self, state: JobState, position: int | None) -> str:
-        if state.terminal:
-            return "nothing: it is over"
-        if position is not None:
-            if self.draining:
-                return "the next start: the service is stopping"
-            if self._paused:
-                return "room on the disk of the log"
-            return f"a slot: {self._slots_taken()} of {self._limits.capacity} are taken"
-        return _WAITS_FOR.get(state.phase, "the next start of the service")
 
     async def _state(self, job: JobId) -> JobState:
         return await read_state(self._log, job)
@@ -335,6 +335,13 @@ class Supervisor(Actor[Command]):
         slot = self._slots[entry.job] = _Slot(entry.job, entry.owned)
         state = await self._state(entry.job)
         assert state.version == entry.version, "nobody writes to a job that waits"
+        if self.draining:
+            # The drain began while the stream was read: the job keeps its place in the queue.
+            del self._slots[entry.job]
+            (self._owned if entry.owned else self._queue).add(entry)
+            slot.ready.set()
+            self._look_idle()
+            return
         await self._run_in(slot, JobStream(self._log, self._ids, state), resume=False)
 
     async def _resume(self, stream: JobStream) -> None:
@@ -475,14 +482,6 @@ class Supervisor(Actor[Command]):
             self._idle = trio.Event() if self._idle.is_set() else self._idle
         else:
             self._idle.set()
-
-
-_WAITS_FOR: Final = {
-    "started": "its workspace to be prepared",
-    "begun": "its agent to finish",
-    "ended": "its processes to be reaped and its work to be stored",
-    "interrupted": "its work to be stored after an interruption",
-}
 
 
 def owned(stream: JobStream) -> bool:

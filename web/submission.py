@@ -20,9 +20,13 @@ _HELPER: Final = re.compile(r"[A-Za-z0-9+.-]+::")
 
 @attrs.frozen(kw_only=True)
 class WorkspaceDefaults:
-    """What the configuration says of workspaces; None: nothing."""
+    """What the configuration says of workspaces; None: nothing.
+
+    ``local_repositories`` lets every caller name a repository of this machine.
+    """
 
     repo: str | None = None
+    ref: str | None = None
     kind: e.WorkspaceKind | None = None
     local_repositories: bool = False
 
@@ -61,7 +65,11 @@ def submit_request(
 def workspace_request(
     asked: WorkspaceBody, defaults: WorkspaceDefaults, *, local: bool
 ) -> e.WorkspaceRequest:
-    """Answer the workspace that was asked for; raises Problem for an address that is refused."""
+    """Answer the workspace that was asked for, completed by the defaults.
+
+    The configured ref goes with the configured repository only. Raises Problem for an address
+    that is refused, and for a clone without one.
+    """
     check_repository(asked.repo, configured=defaults.repo, local=local)
     if asked.ref is not None and asked.ref.startswith("-"):
         raise bad_field("workspace.ref", "must not begin with a dash")
@@ -70,9 +78,15 @@ def workspace_request(
         kind = "clone"
     if kind is None:
         kind = defaults.kind or ("clone" if defaults.repo else "scratch")
-    if kind == "scratch" and asked.repo is not None:
-        raise bad_field("workspace.kind", "a scratch workspace has no repository")
-    return e.WorkspaceRequest(repo=asked.repo, ref=asked.ref, kind=kind)
+    if kind == "scratch":
+        if asked.repo is not None:
+            raise bad_field("workspace.kind", "a scratch workspace has no repository")
+        return e.WorkspaceRequest(kind="scratch")
+    repo = asked.repo or defaults.repo
+    if repo is None:
+        raise bad_field("workspace.repo", "is needed for a clone: none is configured")
+    ref = asked.ref or (defaults.ref if asked.repo is None else None)
+    return e.WorkspaceRequest(repo=repo, ref=ref, kind="clone")
 
 
 def check_repository(repo: str | None, *, configured: str | None, local: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 import trio
 
-from actors.process.runner import KeeperLost, KeeperProcess
+from actors.process.runner import KeeperLost, KeeperProcess, SpawnFailed
 
 READ_BYTES: Final = 65_536
 _STDERR_BYTES_MAX: Final = 65_536
@@ -49,13 +49,20 @@ async def run_tool(
     is too long (OutputTooLong), everything in the keeper is killed before it returns. Raises
     SpawnFailed and KeeperLost.
     """
+    over = False
     try:
-        return await _run(keeper, argv, env, cwd, stdin, stdout_to, output_bytes_max)
-    except (trio.Cancelled, OutputTooLong):
-        # A lost keeper is its owner's to sweep after; this caller is on its way out anyway.
-        with trio.CancelScope(shield=True), contextlib.suppress(KeeperLost):
-            await keeper.kill_all(deadline_ms=_KILL_LIMIT_MS)
+        result = await _run(keeper, argv, env, cwd, stdin, stdout_to, output_bytes_max)
+        over = True
+    except (SpawnFailed, KeeperLost):
+        over = True
         raise
+    finally:
+        # Not ``except Cancelled``: out of a nursery it comes inside an exception group.
+        if not over:
+            # A lost keeper is its owner's to sweep after; this caller is on its way out anyway.
+            with trio.CancelScope(shield=True), contextlib.suppress(KeeperLost):
+                await keeper.kill_all(deadline_ms=_KILL_LIMIT_MS)
+    return result
 
 
 async def _run(

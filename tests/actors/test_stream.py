@@ -108,7 +108,7 @@ async def test_a_stream_that_stops_retrying_raises_what_the_log_said(autojump_cl
     """A service that stops does not wait for a disk that stays full."""
     async with open_world() as world:
         stream = await open_stream(world)
-        stream.stop_retrying()
+        stream.giving_up = True
         world.log.fail_next(DiskFull())
 
         with pytest.raises(DiskFull):

@@ -38,7 +38,7 @@ class LogMaker:
         self.clock = Clock()
         self.reasons: list[str] = []
         self.store = MemoryStore()
-        self.ids = IdSource(self.clock, random.Random(7).randbytes)  # noqa: S311  not a secret
+        self.ids = IdSource(self.clock, random.Random(7).randbytes)
 
     def die(self, reason: str) -> NoReturn:
         self.reasons.append(reason)

@@ -1,0 +1,5 @@
+"""``python -m web`` is ``watchkeeper``."""
+
+from web.cli import main
+
+main()
