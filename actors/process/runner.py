@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from signal import SIGCONT, SIGKILL
 from subprocess import DEVNULL
 from typing import Any, Final
 
@@ -17,7 +18,13 @@ import attrs
 import trio
 
 from actors.process.identity import ProcessIdentity, current_boot_id
-from actors.process.keeper import FRAME_BYTES_MAX, read_process
+from actors.process.keeper import (
+    FRAME_BYTES_MAX,
+    descendants,
+    process_table,
+    read_process,
+    send_signal,
+)
 
 KEEPER_FILE: Final = Path(__file__).with_name("keeper.py")
 _SEND_LIMIT_S: Final = 5.0
@@ -231,9 +238,16 @@ class KeeperProcess:
         self._mark_lost()
         with trio.move_on_after(_EXIT_LIMIT_S):
             await self._process.wait()
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        while self._process.returncode is None:
+            # Not killed while it holds anything: what it holds would lose its only owner. It may
+            # be slow (many processes), or stopped by the agent: help, wake it, and wait again.
+            held = await trio.to_thread.run_sync(kill_descendants, self.identity.pid)
+            self._process.send_signal(SIGCONT)
+            with trio.move_on_after(_EXIT_LIMIT_S):
+                await self._process.wait()
+            if held == 0 and self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
         self._gone.set()
 
     def _mark_lost(self) -> None:
@@ -382,3 +396,11 @@ def _keeper_environment() -> dict[str, str]:
 
 def _fd_bytes(fd: int) -> bytes:
     return fd.to_bytes(4, sys.byteorder)
+
+
+def kill_descendants(pid: int) -> int:
+    """Kill what is below a process now; answer how many that were, 0: none is left."""
+    found = [process for process in descendants({pid}, process_table()) if not process.dead]
+    for process in found:
+        send_signal(process, SIGKILL)
+    return len(found)

@@ -164,6 +164,22 @@ async def test_the_end_of_the_channel_ends_the_tree(pool, env, traces):
     assert read_process(keeper.identity.pid) is None
 
 
+async def test_a_keeper_that_was_stopped_takes_its_processes_along(
+    pool, env, traces, monkeypatch
+):
+    """A keeper that does not answer is never killed before what it holds: nothing is orphaned."""
+    monkeypatch.setattr("actors.process.runner._EXIT_LIMIT_S", 0.2)
+    keeper = await pool.acquire()
+    await start(keeper, env, f"for i in 1 2 3; do setsid sleep {traces.mark} & done; sleep 600")
+    await traces.appear(3)
+    os.kill(keeper.identity.pid, signal.SIGSTOP)
+
+    await keeper.close()
+
+    assert traces.pids() == set()
+    assert read_process(keeper.identity.pid) is None
+
+
 async def test_the_death_of_the_service_ends_the_tree(traces, tmp_path):
     """After kill -9 of the service nothing of its jobs lives on (SV046)."""
     ready = tmp_path / "ready"
