@@ -19,8 +19,8 @@ from storage.errors import AppendRefused, DiskFull, JobUnknown, LogBusy, Outcome
 from storage.event_log import Append
 from storage.ids import SERVICE_STREAM, JobId
 
-STEPS_MIN: Final = 40
-STEPS_MAX: Final = 120
+STEPS_MIN: Final = 60
+STEPS_MAX: Final = 160
 REQUEST_S: Final = 3_600.0
 FINALE_S: Final = 6 * 3_600.0
 EXPECTED: Final = (ActorsError, KernelError, AppendRefused, JobUnknown)
@@ -102,7 +102,7 @@ class History:
         while True:
             await self.harness.start()
             await self.harness.alive.gone.wait()
-            await trio.sleep(chance.choice((0.0, 0.1, 1.0, 30.0)))
+            await trio.sleep(chance.choices((0.0, 0.1, 1.0, 30.0), weights=(6, 6, 3, 1))[0])
 
     async def _finale(self) -> None:
         """Let all faults be over, wait for the ends, stop, and start once more to sweep."""
@@ -313,7 +313,7 @@ class History:
 
     def lower_disk(self, _clients: trio.Nursery, chance: random.Random) -> None:
         """Let the disk be below or above its low-water mark."""
-        self.harness.disk_low = chance.random() < 0.3
+        self.harness.disk_low = not self.harness.disk_low and chance.random() < 0.5
 
     def slow_log(self, _clients: trio.Nursery, chance: random.Random) -> None:
         """Let commits take their time for a while."""
@@ -361,7 +361,7 @@ _WEIGHTED: Final[dict[_Action, int]] = {
     History.arm: 5,
     History.crash_into_recovery: 1,
     History.fill_disk: 2,
-    History.lower_disk: 2,
+    History.lower_disk: 3,
     History.slow_log: 3,
     History.lose_commit: 2,
     History.jump_clock: 2,
