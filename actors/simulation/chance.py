@@ -41,6 +41,8 @@ def draw_script(seed: int, spec: RunSpec, faults: Counter[str]) -> Script:
         run_s=chance.choice((0.0, 0.1, 0.5, 1.0, 3.0, 8.0)),
         end_s=chance.choice((0.0, 0.01, 0.2)),
         capture_s=chance.choice((0.0, 0.05, 0.5)),
+        remove_s=chance.choice((0.0, 0.0, 0.05, 0.5)),
+        close_s=chance.choice((0.0, 0.0, 0.05, 0.5)),
         facts=_draw_facts(chance),
         repeats_facts=chance.random() < 0.3,
         exit_code=chance.choice((0, 0, 0, 0, 1, 127)),

@@ -22,6 +22,7 @@ from storage.ids import SERVICE_STREAM, JobId
 STEPS_MIN: Final = 60
 STEPS_MAX: Final = 160
 REQUEST_S: Final = 3_600.0
+DRAINED_S: Final = 30.0
 FINALE_S: Final = 6 * 3_600.0
 EXPECTED: Final = (ActorsError, KernelError, AppendRefused, JobUnknown)
 NS: Final = 1_000_000_000
@@ -52,6 +53,11 @@ class History:
             mailbox_max=chance.choice((1, 8, 256)),
         )
         self._chance = source(seed, "steps")
+        # Each history has some of the faults: a frequent one would hide what another one shows.
+        self._weights = [
+            weight if action in _CLIENTS or chance.random() < 0.7 else 0
+            for action, weight in _WEIGHTED.items()
+        ]
         self._armed: int | None = None
         self._full_until = 0.0
         self._full_with: AppendRefused = DiskFull()
@@ -92,7 +98,7 @@ class History:
     async def _step(self, clients: trio.Nursery) -> None:
         chance = self._chance
         await trio.sleep(chance.choice((0.0, 0.0, 0.0, 0.01, 0.1, 0.5, 1.0, 2.0)))
-        action = chance.choices(_ACTIONS, weights=_WEIGHTS)[0]
+        action = chance.choices(list(_WEIGHTED), weights=self._weights)[0]
         action(self, clients, random.Random(chance.getrandbits(64)))  # noqa: S311  not secret
         self._check_crashes()
 
@@ -218,6 +224,17 @@ class History:
             if retries:
                 await trio.sleep(chance.choice((0.0, 0.5, 5.0)))
 
+    def submit_and_cancel(self, clients: trio.Nursery, chance: random.Random) -> None:
+        """Submit a job and cancel it in its first moments."""
+        clients.start_soon(self._submit_and_cancel, chance)
+
+    async def _submit_and_cancel(self, chance: random.Random) -> None:
+        known = set(self.acknowledged)
+        await self._submit(chance, None)
+        await trio.sleep(chance.choice((0.0, 0.0, 0.05, 0.3, 1.0)))
+        for job in [job for job in self.acknowledged if job not in known][:1]:
+            await self._cancel(job)
+
     def cancel(self, clients: trio.Nursery, chance: random.Random) -> None:
         """Cancel some job, perhaps twice at once."""
         if self.judge.states:
@@ -267,6 +284,9 @@ class History:
         if verb == "release.done":
             assert key is not None, "an agent belongs to a run"
             self.judge.released(key)
+        if verb == "close.done":
+            assert key is not None, "what is closed is a run"
+            self.judge.closed(key)
         self._boundary(f"host.{verb}")
 
     def _boundary(self, where: str) -> None:
@@ -342,9 +362,10 @@ class History:
             clients.start_soon(self._drain)
 
     async def _drain(self) -> None:
-        with trio.move_on_after(FINALE_S) as scope:
+        limit_s = self._limits.drain_ms / 1000 + DRAINED_S
+        with trio.move_on_after(limit_s) as scope:
             await self.harness.stop()
-        self.judge.demand(not scope.cancelled_caught, "a drain has no end")
+        self.judge.demand(not scope.cancelled_caught, f"a drain takes more than {limit_s:g} s")
 
     def wait(self, _clients: trio.Nursery, _chance: random.Random) -> None:
         """Let nothing happen."""
@@ -354,6 +375,7 @@ _Action = Callable[[History, trio.Nursery, random.Random], None]
 _WEIGHTED: Final[dict[_Action, int]] = {
     History.submit: 26,
     History.submit_with_key: 7,
+    History.submit_and_cancel: 5,
     History.cancel: 10,
     History.message: 5,
     History.explain: 2,
@@ -368,5 +390,15 @@ _WEIGHTED: Final[dict[_Action, int]] = {
     History.drain: 2,
     History.wait: 10,
 }
-_ACTIONS: Final = list(_WEIGHTED)
-_WEIGHTS: Final = list(_WEIGHTED.values())
+_CLIENTS: Final = frozenset(
+    {
+        History.submit,
+        History.submit_with_key,
+        History.submit_and_cancel,
+        History.cancel,
+        History.message,
+        History.explain,
+        History.wait,
+    }
+)
+"""What every history has; the others are faults."""

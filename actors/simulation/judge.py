@@ -4,6 +4,7 @@ It keeps its own books from the committed records, and believes nothing that the
 in memory. The first thing that is not true is kept as the verdict.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
@@ -44,6 +45,7 @@ class Judge:
         self._lives: dict[JobId, _Life] = defaultdict(_Life)
         self._seq = 0
         self._at_ns = 0
+        self._ready = False
         self.states: dict[JobId, JobState] = {}
         self.events: Counter[str] = Counter()
         self.causes: Counter[str] = Counter()
@@ -80,8 +82,7 @@ class Judge:
         self._seq, self._at_ns = int(record.seq), record.recorded_at_ns
         job = job_of_stream(record.stream)
         if job is None:
-            if isinstance(record.event, e.ServiceReady):
-                self.unsettle(0.0)
+            self._judge_service(record.event)
             return
         before = self.states.get(job)
         try:
@@ -91,6 +92,21 @@ class Judge:
             return
         self._judge_event(job, record, before)
 
+    def _judge_service(self, event: e.AnyEvent) -> None:
+        if isinstance(event, e.ServiceStarted):
+            self._ready = False
+        if isinstance(event, e.ServiceReady):
+            self._ready = True
+            for job, state in self.states.items():
+                if state.status == "queued":
+                    self._lives[job].waits_since_s = trio.current_time()
+
+    def closed(self, key: RunKey) -> None:
+        """Note that a run was let go of: if its job was put back, it waits from now on."""
+        state = self.states.get(key[0])
+        if state is not None and state.status == "queued" and state.epoch == key[1]:
+            self._lives[key[0]].waits_since_s = trio.current_time()
+
     def _judge_event(self, job: JobId, record: Recorded, before: JobState | None) -> None:
         life = self._lives[job]
         name = f"{record.type} of {job} at seq {record.seq}"
@@ -98,7 +114,11 @@ class Judge:
             case e.JobSubmitted() | e.JobRequeued():
                 life.waits_since_s = trio.current_time()
                 if isinstance(record.event, e.JobRequeued):
+                    # It keeps its slot until its run is let go of.
+                    life.waits_since_s = math.inf
                     self._judge_gone((job, record.epoch), f"{name}: the run before it is alive")
+                    if record.epoch in life.begun:
+                        self._judge_captured((job, record.epoch), name)
             case e.JobStarted():
                 self.demand(record.epoch not in life.started, f"{name}: a second time")
                 life.started.add(record.epoch)
@@ -110,6 +130,10 @@ class Judge:
                 life.begun.add(record.epoch)
                 assert before is not None, "a submitted job"
                 self._judge_new_epoch(before, name)
+            case e.RunInterrupted(why="service_died" | "service_stopped"):
+                assert before is not None, "a submitted job"
+                if not before.reaped_left:
+                    self._judge_gone((job, record.epoch), f"{name}: it was not reaped")
             case e.UsageRecorded() | e.UsageLate():
                 life.tokens += record.event.input_tokens
             case e.WorkspaceRemoved():
@@ -126,6 +150,12 @@ class Judge:
             life.terminals += 1
             self.demand(life.terminals == 1, f"{name}: a second end")
             self.causes[self.states[job].cause or "completed"] += 1
+            if record.event.artifacts == "complete":
+                self.demand(self._has_artifact((job, record.epoch)), f"{name}: nothing is stored")
+            elif record.epoch in life.begun and record.event.artifacts == "incomplete":
+                unknown = self.states[job].cause == "outcome_unknown"
+                if not unknown:
+                    self._judge_captured((job, record.epoch), name, incomplete=True)
             if not record.event.left:
                 self._judge_gone((job, record.epoch), f"{name}: its processes live")
 
@@ -137,6 +167,16 @@ class Judge:
         tree = self._world.trees.get(key)
         living = [role for role in tree.roles.values() if role != "keeper"] if tree else []
         self.demand(not living, broken)
+
+    def _has_artifact(self, key: RunKey) -> bool:
+        job, epoch = key
+        return any(a.epoch == epoch for a in self.states[job].artifacts)
+
+    def _judge_captured(self, key: RunKey, name: str, *, incomplete: bool = False) -> None:
+        """Demand what a run made, unless its own script kept it from being captured."""
+        script = self._world.scripts[key].capture
+        kept = script in ("fails", "hangs") or (incomplete and script == "incomplete")
+        self.demand(kept or self._has_artifact(key), f"{name}: its work was not captured")
 
     def _judge_order(self, starting: JobState, name: str) -> None:
         """No job that waits for longer than this instant would have been before this one."""
