@@ -100,3 +100,17 @@ class NotRunning(ActorsError):
         super().__init__(f"job {job} is {status}; only a running agent takes messages")
         self.job = job
         self.status = status
+
+
+class ContainmentUnavailable(ActorsError):
+    """The mechanism that the configuration asks for does not work here; ``why`` says why."""
+
+    code = "containment_unavailable"
+
+    def __init__(self, mode: str, why: str) -> None:
+        super().__init__(
+            f"[containment] mode = {mode} does not work here: {why}; "
+            "set it to auto, or to what watchkeeper doctor says works"
+        )
+        self.mode = mode
+        self.why = why

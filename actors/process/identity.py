@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from actors.process.keeper import read_process
+from actors.process.process_table import read_process
 
 MARK_JOB: Final = "WATCHKEEPER_JOB_ID"
 MARK_EPOCH: Final = "WATCHKEEPER_EPOCH"

@@ -11,19 +11,30 @@ From it: ``hello``, ``spawned {id, pid, start_time}``, ``spawn_failed {id, errno
 ``exited {id, status}`` (the raw wait status), ``empty`` (no process is left) and
 ``reaped {token, pids, seen, left, ms}``.
 
-A mechanism says how the processes of the job are found and held together. ``subreaper`` works
-everywhere; others take its place by the same six methods.
+``failed {text}`` instead of ``hello`` says why the mechanism does not work here.
+
+A mechanism says how the processes of the job are found and held together: ``subreaper`` works
+everywhere, ``pidns`` where namespaces may be made. Pids in frames are the numbers that the service
+sees, 0 where that can not be told. ``python -I -S keeper.py probe MECHANISM`` tries a mechanism in
+the working directory and writes ``ok``, or why it does not work.
 """
 
 import _signal  # type: ignore[import-not-found]  # signal itself costs an enum
 import _socket
 import contextlib
-import ctypes
 import marshal
 import os
 import select
 import sys
 import time
+
+if __name__ == "__main__":
+    # At the end: nothing of the standard library is looked for among the packages.
+    sys.path.append(__file__.rsplit("/", 3)[0])
+
+from actors.process.pidns import PidNamespace
+from actors.process.process_table import Process, how_ended, read_process
+from actors.process.subreaper import Subreaper
 
 PIDS_REPORTED_MAX = 256
 FRAME_BYTES_MAX = 32 * 1024 * 1024
@@ -33,171 +44,29 @@ _FD_BYTES = 4
 _CLOSE_UPTO = 1 << 16
 _SIGNALS_END = 65
 _QUIET_MS = 10
-_FREEZE_PASSES_MAX = 64
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_ESRCH = 3
+_EACCES = 13
 _EINVAL = 22
-_SIGKILL = int(_signal.SIGKILL)
-_SIGSTOP = int(_signal.SIGSTOP)
-_SIGCONT = int(_signal.SIGCONT)
 _STDIO = {"stdin": 0, "stdout": 1, "stderr": 2}
 
-
-class Process:
-    """One line of the process table; (pid, start time) names a process for as long as it lives."""
-
-    __slots__ = ("pid", "ppid", "session", "start_time", "state")
-
-    def __init__(self, pid: int, state: str, ppid: int, session: int, start_time: int) -> None:
-        self.pid = pid
-        self.state = state
-        self.ppid = ppid
-        self.session = session
-        self.start_time = start_time
-
-    @property
-    def dead(self) -> bool:
-        """Whether it is a zombie: ended, and only waiting to be reaped."""
-        return self.state in "ZX"
-
-
-def read_process(pid: int) -> Process | None:
-    """Answer the process of a pid; None when there is none."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        line = os.read(fd, 4096)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    # The second field is the name in parentheses, and may hold any byte, also a parenthesis.
-    fields = line[line.rfind(b")") + 2 :].split()
-    return Process(pid, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
-
-
-def process_table() -> dict[int, Process]:
-    """Answer all processes that /proc shows now."""
-    table = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208  pathlib costs more than the keeper's start
-        if name.isdigit():
-            process = read_process(int(name))
-            if process is not None:
-                table[process.pid] = process
-    return table
-
-
-def descendants(roots: set[int], table: dict[int, Process]) -> list[Process]:
-    """Answer all below the roots (without them) in a process table."""
-    children: dict[int, list[Process]] = {}
-    for process in table.values():
-        children.setdefault(process.ppid, []).append(process)
-    found: list[Process] = []
-    seen = set(roots)
-    waiting = list(roots)
-    while waiting:
-        for process in children.get(waiting.pop(), ()):
-            if process.pid not in seen:
-                seen.add(process.pid)
-                found.append(process)
-                waiting.append(process.pid)
-    return found
-
-
-def send_signal(process: Process, sig: int) -> bool:
-    """Signal exactly this process; False when it is gone, also when its pid has a new owner."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        now = read_process(process.pid)
-        if now is None or now.start_time != process.start_time:
-            return False
-        _signal.pidfd_send_signal(fd, sig)
-    except OSError:
-        return False
-    else:
-        return True
-    finally:
-        os.close(fd)
-
-
-def how_ended(status: int) -> str:
-    """Answer ``exit N`` or ``signal N`` for a raw wait status."""
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    return f"exit {os.WEXITSTATUS(status)}"
-
-
-class Subreaper:
-    """Holds a job together by parenthood: whatever loses its parent becomes ours."""
-
-    name = "subreaper"
-
-    def __init__(self) -> None:
-        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def enter(self) -> None:
-        """Prepare the keeper, before any process of the job."""
-        if self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
-
-    def enter_child(self, keeper_pid: int) -> None:
-        """Prepare a child, between fork and exec."""
-        self._prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper_pid:  # The keeper died before the line above.
-            os._exit(127)
-
-    def members(self) -> list[Process]:
-        """Answer the processes of the job."""
-        return descendants({os.getpid()}, process_table())
-
-    def signal(self, sig: int) -> None:
-        """Signal all; the stopped ones are woken, so that they can act on it."""
-        for process in self.members():
-            if send_signal(process, sig) and sig not in (_SIGKILL, _SIGSTOP):
-                send_signal(process, _SIGCONT)
-
-    def freeze(self, deadline: float) -> list[Process]:
-        """Stop all until a look finds no process that was not stopped; answer them."""
-        stopped: dict[tuple[int, int], Process] = {}
-        for _ in range(_FREEZE_PASSES_MAX):
-            fresh = [
-                process
-                for process in self.members()
-                if not process.dead and (process.pid, process.start_time) not in stopped
-            ]
-            if not fresh:
-                break
-            for process in fresh:
-                stopped[process.pid, process.start_time] = process
-                send_signal(process, _SIGSTOP)
-            if time.monotonic() > deadline:
-                break
-        return list(stopped.values())
-
-    def kill(self, frozen: list[Process]) -> None:
-        """Kill what was frozen."""
-        for process in frozen:
-            send_signal(process, _SIGKILL)
-
-
-MECHANISMS: dict[str, type[Subreaper]] = {"subreaper": Subreaper}
+Mechanism = Subreaper | PidNamespace
+MECHANISMS: dict[str, type[Subreaper] | type[PidNamespace]] = {
+    "pidns": PidNamespace,
+    "subreaper": Subreaper,
+}
+"""The strongest first."""
 
 
 class Keeper:
     """The loop of the keeper: frames of the service in, ends of processes out."""
 
-    def __init__(self, channel: _socket.socket, mechanism: Subreaper) -> None:
+    def __init__(self, channel: _socket.socket, mechanism: Mechanism) -> None:
         self._channel = channel
         self._mechanism = mechanism
         self._pid = os.getpid()
         self._wake_r, self._wake_w = os.pipe()
         self._children: dict[int, int] = {}
-        self._starting: dict[int, tuple[int, int]] = {}
+        self._starting: dict[int, tuple[int, int, int]] = {}
         self._buffer = bytearray()
         self._fds: list[int] = []
         self._busy = False
@@ -208,8 +77,14 @@ class Keeper:
     def run(self) -> None:
         """Serve until the service says quit or is gone; nothing of the job is left then."""
         self._catch_signals()
-        self._mechanism.enter()
-        self._send({"type": "hello", "pid": self._pid, "mechanism": self._mechanism.name})
+        recorded = self._pid
+        try:
+            self._mechanism.enter(self._channel.fileno())
+        except OSError as error:
+            self._send({"type": "failed", "text": error.strerror or str(error)})
+            return
+        self._pid = os.getpid()
+        self._send({"type": "hello", "pid": recorded, "mechanism": self._mechanism.name})
         while self._step():
             pass
         self._channel.close()
@@ -307,7 +182,7 @@ class Keeper:
         else:
             self._busy = True
             self._children[pid] = number
-            self._starting[told_r] = (number, pid)
+            self._starting[told_r] = (number, pid, self._mechanism.outside(pid))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -331,7 +206,7 @@ class Keeper:
             os._exit(127)
 
     def _started(self, fd: int) -> None:
-        number, pid = self._starting.pop(fd)
+        number, pid, outside = self._starting.pop(fd)
         told = os.read(fd, 65536)
         os.close(fd)
         if told:
@@ -342,7 +217,7 @@ class Keeper:
             return
         process = read_process(pid)
         start_time = process.start_time if process is not None else 0
-        self._send({"type": "spawned", "id": number, "pid": pid, "start_time": start_time})
+        self._send({"type": "spawned", "id": number, "pid": outside, "start_time": start_time})
 
     def _spawn_failed(self, number: int, code: int, text: str) -> None:
         self._send({"type": "spawn_failed", "id": number, "errno": code, "text": text})
@@ -356,7 +231,7 @@ class Keeper:
         count = 0
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, outside, status = self._mechanism.take_end()
             except ChildProcessError:
                 if self._busy:
                     self._busy = False
@@ -365,16 +240,16 @@ class Keeper:
             if pid == 0:
                 return count
             count += 1
-            self._ended(pid, status)
+            self._ended(pid, outside, status)
 
-    def _ended(self, pid: int, status: int) -> None:
-        for fd, (_, starting) in list(self._starting.items()):
+    def _ended(self, pid: int, outside: int, status: int) -> None:
+        for fd, (_, starting, _) in list(self._starting.items()):
             if starting == pid:
                 self._started(fd)
         self._seen += 1
         self._reaped.add(pid)
         if len(self._pids) < PIDS_REPORTED_MAX:
-            self._pids.append((pid, how_ended(status)))
+            self._pids.append((outside, how_ended(status)))
         number = self._children.pop(pid, None)
         if number is not None:
             self._send({"type": "exited", "id": number, "status": status})
@@ -472,8 +347,38 @@ def _candidates(name: bytes, path: bytes) -> list[bytes]:
     return [(folder or b".") + b"/" + name for folder in path.split(b":")]
 
 
+def _probe(mechanism: Mechanism) -> None:
+    """Write ``ok`` once a child was started, killed and reaped under the mechanism."""
+    ours, theirs = _socket.socketpair()  # Both stay open: nobody hangs up on a probe.
+    try:
+        mechanism.enter(theirs.fileno())
+        _try_out(mechanism)
+    except OSError as error:
+        answer = error.strerror or str(error)
+    else:
+        answer = "ok"
+    os.write(1, answer.encode())
+    ours.close()
+
+
+def _try_out(mechanism: Mechanism) -> None:
+    if not os.access(".", os.R_OK | os.W_OK | os.X_OK):
+        raise OSError(_EACCES, "the data folder can not be written from inside")
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            time.sleep(60)
+    if mechanism.outside(pid) == 0:
+        raise OSError(_ESRCH, "the numbers outside of processes can not be told")
+    mechanism.kill(mechanism.freeze(time.monotonic() + 1))
+    os.waitpid(pid, 0)
+
+
 def main() -> None:
     """Run the keeper of the channel and the mechanism that the command line names."""
+    if sys.argv[1] == "probe":
+        _probe(MECHANISMS[sys.argv[2]]())
+        return
     channel = _socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
     null = os.open("/dev/null", os.O_RDWR)

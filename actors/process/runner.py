@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from actors.process.identity import ProcessIdentity, current_boot_id
-from actors.process.keeper import (
-    FRAME_BYTES_MAX,
+from actors.process.keeper import FRAME_BYTES_MAX
+from actors.process.process_table import (
     descendants,
     process_table,
     read_process,
@@ -227,6 +227,8 @@ class KeeperProcess:
     async def greet(self) -> None:
         """Wait for its first word; raises KeeperLost."""
         frame = await self._frame()
+        if frame is not None and frame["type"] == "failed":
+            raise KeeperLost(frame["text"])
         if frame is None or frame["type"] != "hello":
             raise KeeperLost
         self.mechanism = str(frame["mechanism"])

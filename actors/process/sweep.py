@@ -15,8 +15,8 @@ import attrs
 import trio
 
 from actors.process.identity import Mark, ProcessIdentity, current_boot_id, environment_of
-from actors.process.keeper import (
-    PIDS_REPORTED_MAX,
+from actors.process.keeper import PIDS_REPORTED_MAX
+from actors.process.process_table import (
     Process,
     descendants,
     how_ended,

@@ -1,5 +1,6 @@
 """Keepers for tests, and a way to see whether any process of a test is left."""
 
+import functools
 import os
 import uuid
 from collections.abc import AsyncIterator
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.process.keeper import process_table
+from actors.process.containment import try_out
+from actors.process.keeper import MECHANISMS
 from actors.process.pool import KeeperPool, open_keeper_pool
+from actors.process.process_table import process_table
 from actors.process.runner import KeeperProcess
 
 
@@ -50,10 +53,24 @@ def traces() -> Traces:
     return Traces()
 
 
+@functools.cache
+def why_not(mechanism: str) -> str | None:
+    return try_out(mechanism, Path("/tmp"))
+
+
+@pytest.fixture(params=sorted(MECHANISMS))
+def mechanism(request: pytest.FixtureRequest) -> str:
+    """Each mechanism that works here; a test with it is a promise of all of them."""
+    reason = why_not(request.param)
+    if reason is not None:
+        pytest.skip(f"{request.param} does not work here: {reason}")
+    return request.param
+
+
 @pytest.fixture
-async def pool() -> AsyncIterator[KeeperPool]:
+async def pool(mechanism: str) -> AsyncIterator[KeeperPool]:
     """A pool without warm keepers."""
-    async with open_keeper_pool(size=0) as pool:
+    async with open_keeper_pool(size=0, mechanism=mechanism) as pool:
         yield pool
 
 

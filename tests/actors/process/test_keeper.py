@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.process.keeper import how_ended, read_process
 from actors.process.pool import open_keeper_pool
+from actors.process.process_table import how_ended, read_process
 from actors.process.runner import KEEPER_FILE, KeeperLost, SpawnFailed
 
 pytestmark = pytest.mark.acceptance
@@ -31,6 +31,14 @@ exec sleep {mark}
 
 async def start(keeper, env, script, **files):
     return await keeper.spawn(["/bin/sh", "-c", script], env=env, cwd="/", **files)
+
+
+def serving_pid(keeper):
+    """The process that reads the channel: with a namespace, the keeper's only child."""
+    if keeper.mechanism == "subreaper":
+        return keeper.identity.pid
+    pid = keeper.identity.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 async def test_exit_code_137_is_not_signal_9(keeper, env):
@@ -127,6 +135,33 @@ async def test_term_reaches_the_whole_tree(keeper, env, traces):
     assert traces.pids() == set()
 
 
+async def test_pids_are_the_numbers_that_the_service_sees(keeper, env, traces):
+    """What a spawn and a report name can be looked up in the /proc of the service."""
+    child = await start(keeper, env, f"sleep {traces.mark} & exec sleep {traces.mark}")
+    await traces.appear(2)
+    seen, identity = traces.pids(), read_process(child.pid)
+
+    reaped = await keeper.kill_all(deadline_ms=5_000)
+
+    assert child.pid in seen
+    assert identity.start_time == child.start_time
+    assert {pid for pid, _ in reaped.pids} == seen
+
+
+async def test_a_namespace_shows_only_the_job(pool, env, tmp_path, mechanism):
+    """Under pidns the job's /proc has its own processes, and its pid 1 is the keeper's."""
+    if mechanism != "pidns":
+        pytest.skip("only a namespace hides processes")
+    keeper = await pool.acquire()
+    shown = tmp_path / "shown"
+
+    await (await start(keeper, env, f"echo /proc/[0-9]* > {shown}; kill -9 1")).wait()
+
+    assert shown.read_text().split() == ["/proc/1", "/proc/2"]
+    assert not keeper.lost
+    assert await (await start(keeper, env, "exit 0")).wait() == 0
+
+
 async def test_a_storm_of_forks_ends(keeper, env, traces, tmp_path):
     """Three hundred processes in sessions of their own are all ended."""
     await start(keeper, env, f"for i in $(seq 300); do setsid sleep {traces.mark} & done; wait")
@@ -164,9 +199,7 @@ async def test_the_end_of_the_channel_ends_the_tree(pool, env, traces):
     assert read_process(keeper.identity.pid) is None
 
 
-async def test_a_keeper_that_was_stopped_takes_its_processes_along(
-    pool, env, traces, monkeypatch
-):
+async def test_a_keeper_that_was_stopped_takes_its_processes_along(pool, env, traces, monkeypatch):
     """A keeper that does not answer is never killed before what it holds: nothing is orphaned."""
     monkeypatch.setattr("actors.process.runner._EXIT_LIMIT_S", 0.2)
     keeper = await pool.acquire()
@@ -180,14 +213,14 @@ async def test_a_keeper_that_was_stopped_takes_its_processes_along(
     assert read_process(keeper.identity.pid) is None
 
 
-async def test_the_death_of_the_service_ends_the_tree(traces, tmp_path):
+async def test_the_death_of_the_service_ends_the_tree(mechanism, traces, tmp_path):
     """After kill -9 of the service nothing of its jobs lives on (SV046)."""
     ready = tmp_path / "ready"
     script = textwrap.dedent(f"""
         import os, trio
         from actors.process.pool import open_keeper_pool
         async def main():
-            async with open_keeper_pool(size=1) as pool:
+            async with open_keeper_pool(size=1, mechanism={mechanism!r}) as pool:
                 keeper = await pool.acquire()
                 await keeper.spawn(["/bin/sh", "-c", {HOSTILE.format(mark=traces.mark)!r}],
                                    env=dict(os.environ), cwd="/")
@@ -226,7 +259,7 @@ async def test_a_lost_keeper_is_told_to_all_who_wait(keeper, env):
 async def test_a_stopped_keeper_counts_as_lost(keeper, env, monkeypatch):
     """A keeper that an agent stopped does not stop the service: it is killed and lost."""
     monkeypatch.setattr("actors.process.runner._REPLY_SLACK_S", 0.1)
-    os.kill(keeper.identity.pid, signal.SIGSTOP)
+    os.kill(serving_pid(keeper), signal.SIGSTOP)
 
     with trio.fail_after(5), pytest.raises(KeeperLost):
         await keeper.kill_all(deadline_ms=100)
@@ -235,11 +268,11 @@ async def test_a_stopped_keeper_counts_as_lost(keeper, env, monkeypatch):
     assert read_process(keeper.identity.pid) is None
 
 
-async def test_nothing_leaks_over_many_keepers(count_fds, children):
+async def test_nothing_leaks_over_many_keepers(mechanism, count_fds, children):
     """Open files return to where they were, and no child is left as a zombie."""
     before, others = count_fds(), children()
 
-    async with open_keeper_pool(size=0) as pool:
+    async with open_keeper_pool(size=0, mechanism=mechanism) as pool:
         for _ in range(20):
             keeper = await pool.acquire()
             await keeper.close()
@@ -249,9 +282,9 @@ async def test_nothing_leaks_over_many_keepers(count_fds, children):
     assert children() <= others
 
 
-async def test_the_pool_refills_and_is_never_a_reason_to_fail():
+async def test_the_pool_refills_and_is_never_a_reason_to_fail(mechanism):
     """More keepers than are warm can be had at once; the pool is full again soon."""
-    async with open_keeper_pool(size=2) as pool:
+    async with open_keeper_pool(size=2, mechanism=mechanism) as pool:
         keepers = [await pool.acquire() for _ in range(5)]
 
         assert len({keeper.identity.pid for keeper in keepers}) == 5
@@ -260,9 +293,9 @@ async def test_the_pool_refills_and_is_never_a_reason_to_fail():
                 await trio.sleep(0.01)
 
 
-async def test_a_dead_warm_keeper_is_not_handed_out():
+async def test_a_dead_warm_keeper_is_not_handed_out(mechanism):
     """A keeper that died while it was waiting is passed over."""
-    async with open_keeper_pool(size=1) as pool:
+    async with open_keeper_pool(size=1, mechanism=mechanism) as pool:
         with trio.fail_after(10):
             while pool.idle < 1:
                 await trio.sleep(0.01)
@@ -278,10 +311,10 @@ async def test_a_dead_warm_keeper_is_not_handed_out():
         assert not keeper.lost
 
 
-async def test_a_cancelled_acquire_leaves_no_process(children):
+async def test_a_cancelled_acquire_leaves_no_process(mechanism, children):
     """Cancelled while a keeper starts, it is ended and reaped."""
     others = children()
-    async with open_keeper_pool(size=0) as pool:
+    async with open_keeper_pool(size=0, mechanism=mechanism) as pool:
         for delay_s in (0.0, 0.001, 0.005, 0.01, 0.02):
             with trio.move_on_after(delay_s):
                 await pool.acquire()
@@ -289,12 +322,11 @@ async def test_a_cancelled_acquire_leaves_no_process(children):
     assert children() <= others
 
 
-def test_the_keeper_imports_nothing_of_the_product():
-    """It works as a file alone, with few modules: its start is on the way of a job."""
+def test_the_keeper_imports_little():
+    """It works without the product's libraries, with few modules: its start delays a job."""
     code = (
-        "import sys; scope = {'__name__': 'keeper'};"
-        f"exec(compile(open({str(KEEPER_FILE)!r}).read(), 'keeper', 'exec'), scope);"
-        "print(*sys.modules)"
+        f"import sys; sys.path.append({str(KEEPER_FILE.parents[2])!r}); import "
+        "actors.process.keeper; print(*sys.modules)"
     )
 
     done = subprocess.run(
@@ -302,5 +334,7 @@ def test_the_keeper_imports_nothing_of_the_product():
     )
 
     loaded = set(done.stdout.split())
-    slow = {"actors", "storage", "trio", "attr", "signal", "socket", "enum", "re", "json"}
-    assert loaded & slow == set()
+    own = {"keeper", "pidns", "process_table", "subreaper"}
+    product = {name for name in loaded if name.startswith(("actors", "storage"))}
+    assert product == {"actors", "actors.process"} | {f"actors.process.{name}" for name in own}
+    assert loaded & {"trio", "attr", "signal", "socket", "enum", "re", "json", "typing"} == set()

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from actors.process.identity import Mark, ProcessIdentity, current_boot_id
-from actors.process.keeper import read_process
+from actors.process.process_table import read_process
 from actors.process.sweep import become_subreaper, sweep_log, sweep_run
 
 pytestmark = pytest.mark.acceptance
@@ -35,7 +35,8 @@ async def test_marked_processes_of_a_lost_keeper_are_found(keeper, env, traces):
 
     assert traces.pids() == set()
     assert reaped.left == 0
-    assert reaped.seen >= 2
+    if keeper.mechanism == "subreaper":  # A namespace ends with its keeper: nothing is to find.
+        assert reaped.seen >= 2
 
 
 async def test_orphans_without_a_mark_come_to_the_service(pool, env, traces):
