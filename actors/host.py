@@ -4,7 +4,7 @@ The JobActor issues each verb after the event before it has been committed. Fact
 (job, epoch, n), arrive at least once, and are de-duplicated by that key.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -150,6 +150,11 @@ class Host(Protocol):
     @property
     def containment(self) -> str:
         """The mechanism in force, for example ``subreaper``."""
+        ...
+
+    @property
+    def containment_why_not(self) -> Mapping[str, str]:
+        """Why each stronger mechanism is not in force; empty when the strongest is."""
         ...
 
     @property

@@ -12,6 +12,7 @@ from actors.git import GitSetup
 from actors.host import Reconciled, RunSpec
 from actors.limits import Limits
 from actors.local_run import LocalRun, RunServices, reaped_event
+from actors.process.containment import Containment, find_containment
 from actors.process.identity import Mark, ProcessIdentity, current_boot_id
 from actors.process.pool import open_keeper_pool
 from actors.process.sweep import become_subreaper, sweep_log, sweep_run
@@ -40,14 +41,20 @@ _DYING_S: Final = 5.0
 class LocalHost:
     """A place where jobs run under keepers, in workspaces below a data folder."""
 
-    def __init__(self, services: RunServices, layout: DataLayout) -> None:
+    def __init__(self, services: RunServices, layout: DataLayout, containment: Containment) -> None:
         self._services = services
         self._layout = layout
+        self._containment = containment
 
     @property
     def containment(self) -> str:
         """The mechanism in force."""
-        return "subreaper"
+        return self._containment.mechanism
+
+    @property
+    def containment_why_not(self) -> Mapping[str, str]:
+        """Why each stronger mechanism is not in force."""
+        return self._containment.why_not
 
     @property
     def confined(self) -> bool:
@@ -115,21 +122,25 @@ async def open_local_host(
     limits: Limits | None = None,
     environment: Mapping[str, str] | None = None,
     pool_size: int = 2,
+    mode: str = "auto",
 ) -> AsyncGenerator[LocalHost, None]:
     """Run a host on a data folder that is locked for us.
 
     ``log_id`` is in the mark of every process, so that two logs never take each other's.
     ``environment`` (None: that of this process) is what the allow-list for agents chooses from.
-    On the way out every keeper and all that it holds is ended and reaped.
+    ``mode`` is the mechanism that holds jobs; ``auto`` is the strongest that works here.
+    On the way out every keeper and all that it holds is ended and reaped. Raises
+    ContainmentUnavailable.
     """
     layout = await trio.to_thread.run_sync(DataLayout.make, data)
     setup = await trio.to_thread.run_sync(GitSetup.write, layout.git)
+    containment = await trio.to_thread.run_sync(find_containment, mode, layout.data)
     become_subreaper()
     wake, woken = trio.open_memory_channel[None](1)
     async with (
         wake,
         woken,
-        open_keeper_pool(size=pool_size) as pool,
+        open_keeper_pool(size=pool_size, mechanism=containment.mechanism) as pool,
         trio.open_nursery() as nursery,
     ):
         services = RunServices(
@@ -143,7 +154,7 @@ async def open_local_host(
             wake_trash=wake,
         )
         nursery.start_soon(_empty_trash, layout.trash, woken)
-        yield LocalHost(services, layout)
+        yield LocalHost(services, layout, containment)
         nursery.cancel_scope.cancel()
 
 

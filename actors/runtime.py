@@ -50,6 +50,7 @@ class RuntimeConfig:
     ``environment`` is what the allow-list for agents chooses from; None is that of this process.
     ``models_allowed`` is for agents whose definition has no list of its own. ``embedded``: runs
     that were interrupted are ended, but jobs that wait in the log are left to the service.
+    ``containment`` is the mechanism that holds jobs; ``auto``: the strongest that works here.
     """
 
     data: Path
@@ -61,6 +62,7 @@ class RuntimeConfig:
     models_allowed: tuple[str, ...] = ("sonnet",)
     environment: Mapping[str, str] | None = None
     embedded: bool = False
+    containment: str = "auto"
 
 
 @attrs.frozen(kw_only=True)
@@ -73,9 +75,13 @@ class ModelCatalog:
 
 @attrs.frozen(kw_only=True)
 class HostInfo:
-    """What the host says of itself; for people, not part of any fold. Bytes and counts."""
+    """What the host says of itself; for people, not part of any fold. Bytes and counts.
+
+    ``containment_why_not`` says of each stronger mechanism why it is not in force.
+    """
 
     containment: str
+    containment_why_not: dict[str, str]
     confined: bool
     disk_free_bytes: int
     inodes_free: int
@@ -171,6 +177,7 @@ class Runtime:
         free_bytes, free_inodes = self._space()
         return HostInfo(
             containment=self._host.containment,
+            containment_why_not=dict(self._host.containment_why_not),
             confined=self._host.confined,
             disk_free_bytes=free_bytes,
             inodes_free=free_inodes,
@@ -312,7 +319,7 @@ async def open_runtime(
     """Hold the data folder, open the log, recover, and run until the block is left.
 
     Leaving the block without :meth:`Runtime.drain` kills what runs at once; the next start goes
-    on from the log. Raises FolderLocked, LogTooNew.
+    on from the log. Raises FolderLocked, LogTooNew, ContainmentUnavailable.
     """
     seams = seams or Seams()
     with DataFolder.lock(config.data) as folder:
@@ -352,7 +359,11 @@ def _open_host(
     if seams.open_host is not None:
         return seams.open_host(log_id)
     return open_local_host(
-        config.data, log_id=log_id, limits=config.limits, environment=config.environment
+        config.data,
+        log_id=log_id,
+        limits=config.limits,
+        environment=config.environment,
+        mode=config.containment,
     )
 
 

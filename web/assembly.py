@@ -45,6 +45,7 @@ async def _open(
         models_default=settings.models.default,
         models_allowed=settings.models.allowed,
         embedded=embedded,
+        containment=settings.containment.mode,
     )
     async with open_runtime(config, Seams(on_crash=report)) as runtime:
         # cast: Runtime.log is declared as EventLog; every log it opens has the service's fold.

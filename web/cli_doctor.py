@@ -15,6 +15,10 @@ from web.cli_common import settings_of, with_config, with_json
 from web.config import shown
 from web.settings import Settings
 
+HELD_BY: Final = {
+    "pidns": "a pid namespace for each job ends with its keeper, and all processes with it",
+    "subreaper": "a keeper for each job reaps all its processes",
+}
 Verdict = Literal["ok", "note", "bad"]
 TOOL_S: Final = 5.0
 GIT_LEAST: Final = (2, 25)
@@ -101,10 +105,7 @@ def _service(settings: Settings) -> Check:
 
 
 def _disk(settings: Settings) -> Check:
-    folder = settings.server.data
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(_nearest(settings.server.data)).free
     low = settings.log.low_water_bytes
     text = f"{free / 1e9:.1f} GB free where the data is"
     if free < low:
@@ -112,14 +113,27 @@ def _disk(settings: Settings) -> Check:
     return Check("disk", "ok", text)
 
 
+def _nearest(folder: Path) -> Path:
+    """Answer the folder itself, or the nearest one above it that exists."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
 def _containment(settings: Settings) -> Check:
+    from actors.errors import ContainmentUnavailable
+    from actors.process.containment import find_containment
+
     wanted = settings.containment.mode
-    return Check(
-        "containment",
-        "ok" if wanted in {"auto", "subreaper"} else "note",
-        f"subreaper: a keeper for each job reaps all its processes (configured: {wanted}); "
-        "jobs run as this user and can read its files",
-    )
+    try:
+        found = find_containment(wanted, _nearest(settings.server.data))
+    except ContainmentUnavailable as error:
+        return Check("containment", "bad", str(error))
+    text = f"{found.mechanism}: {HELD_BY[found.mechanism]} (configured: {wanted})"
+    reasons = [f"not {name}: {why}" for name, why in found.why_not.items()]
+    open_still = "jobs run as this user and can read its files"
+    verdict: Verdict = "note" if reasons else "ok"
+    return Check("containment", verdict, "; ".join([text, *reasons, open_still]))
 
 
 def _agents(settings: Settings) -> Check:

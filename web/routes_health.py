@@ -47,6 +47,7 @@ def host_block(runtime: RuntimeApi) -> views.Json:
     info = runtime.host_info()
     return {
         "containment": info.containment,
+        "containment_why_not": dict(info.containment_why_not),
         "confined": info.confined,
         "disk_free_bytes": info.disk_free_bytes,
         "inodes_free": info.inodes_free,

@@ -1,5 +1,6 @@
 """What the web room needs of the runtime: one protocol, and the values that cross it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -54,6 +55,11 @@ class HostInfo(Protocol):
     @property
     def confined(self) -> bool:
         """Whether jobs see only what is theirs."""
+        ...
+
+    @property
+    def containment_why_not(self) -> Mapping[str, str]:
+        """Why each stronger mechanism is not in force."""
         ...
 
     @property

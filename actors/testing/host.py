@@ -177,6 +177,11 @@ class FakeHost(Host):
         return "fake"
 
     @property
+    def containment_why_not(self) -> dict[str, str]:
+        """Nothing is stronger."""
+        return {}
+
+    @property
     def confined(self) -> bool:
         """Nothing is confined."""
         return False

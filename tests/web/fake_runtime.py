@@ -41,6 +41,9 @@ def no_death(reason: str) -> NoReturn:
 @attrs.define(kw_only=True)
 class FakeHostInfo:
     containment: str = "subreaper"
+    containment_why_not: dict[str, str] = attrs.field(
+        factory=lambda: {"pidns": "unshare: Operation not permitted"}
+    )
     confined: bool = False
     disk_free_bytes: int = 1 << 40
     inodes_free: int = 1 << 20

@@ -160,6 +160,7 @@ async def test_health_shows_a_stranger_the_five_old_fields(client) -> None:
     assert set(stranger) == set(wrong) == OLD_HEALTH
     assert set(known) > OLD_HEALTH
     assert known["host"]["containment"] == "subreaper"
+    assert known["host"]["containment_why_not"] == {"pidns": "unshare: Operation not permitted"}
     assert known["queue_depth"] == 4
 
 

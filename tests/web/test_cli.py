@@ -144,6 +144,32 @@ def test_doctor_says_where_each_setting_came_from(capsys, monkeypatch) -> None:
     assert {"checks", "settings"} == set(json.loads(capsys.readouterr().out))
 
 
+def test_doctor_says_what_holds_jobs_and_why_nothing_stronger(capsys, monkeypatch) -> None:
+    """The mechanism, the reason against a stronger one, and what stops the start as BAD."""
+    monkeypatch.setenv("WATCHKEEPER_CONTAINMENT_MODE", "subreaper")
+    assert run(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "subreaper: a keeper" in shown
+    assert "not pidns: the configuration asks for subreaper" in shown
+
+    monkeypatch.setenv("WATCHKEEPER_CONTAINMENT_MODE", "cgroup")
+    assert run(["doctor"]) == 1
+    assert "BAD   containment" in capsys.readouterr().out
+
+
+@pytest.mark.acceptance
+def test_a_mechanism_that_does_not_work_stops_the_start_in_one_line(capsys, monkeypatch) -> None:
+    """What was asked for, why it can not be had, and what to do; nothing runs with less."""
+    monkeypatch.setenv("WATCHKEEPER_CONTAINMENT_MODE", "uid")
+
+    assert run(["run", "--agent", "shell", "echo hello"]) == 1
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "[containment] mode = uid does not work here" in shown.err
+    assert "this version does not have it" in shown.err
+
+
 @pytest.mark.slow
 @pytest.mark.acceptance
 def test_a_job_is_run_without_a_server(capsys) -> None:

@@ -120,10 +120,18 @@ async def drive(host: LocalHost, spec: RunSpec, *, grace_ms: int = 0) -> Done:
 
 
 @pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[LocalHost]:
-    """A host on a new data folder."""
+def mechanism() -> str:
+    """The strongest that works here; a module can have all of them."""
+    return "auto"
+
+
+@pytest.fixture
+async def host(tmp_path: Path, mechanism: str) -> AsyncIterator[LocalHost]:
+    """A host on a new data folder, held by the mechanism."""
     limits = Limits(reap_deadline_ms=5_000, capture_deadline_ms=20_000)
-    async with open_local_host(tmp_path / "data", log_id="log_test", limits=limits) as host:
+    async with open_local_host(
+        tmp_path / "data", log_id="log_test", limits=limits, mode=mechanism
+    ) as host:
         yield host
 
 

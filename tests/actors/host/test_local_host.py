@@ -10,10 +10,20 @@ import trio
 
 from actors.host import HostError
 from actors.local_host import open_local_host
-from actors.process.keeper import process_table, read_process
+from actors.process.containment import try_out
+from actors.process.process_table import process_table, read_process
 from storage import events as e
 
 pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture(params=["pidns", "subreaper"])
+def mechanism(request, tmp_path):
+    """Each mechanism that works here."""
+    reason = try_out(request.param, tmp_path)
+    if reason is not None:
+        pytest.skip(f"{request.param} does not work here: {reason}")
+    return request.param
 
 
 @pytest.fixture
@@ -266,8 +276,10 @@ async def test_stdin_is_empty(run_job):
         "sleep {mark} & setsid sleep {mark} & setsid env -i sleep {mark} & kill -9 $PPID; wait",
     ],
 )
-async def test_an_agent_that_kills_its_keeper_is_interrupted(run_job, mark, script):
+async def test_an_agent_that_kills_its_keeper_is_interrupted(run_job, mark, script, mechanism):
     """Everything is found and ended first; then the run counts as interrupted."""
+    if mechanism == "pidns":
+        pytest.skip("pidns: an agent can not kill its keeper; the next two tests say so")
     with trio.fail_after(10):
         done = await run_job(script.format(mark=mark))
 
@@ -278,8 +290,40 @@ async def test_an_agent_that_kills_its_keeper_is_interrupted(run_job, mark, scri
     assert done.captured.complete
 
 
-async def test_a_lost_keeper_does_not_touch_other_jobs(host, spec, run_job, mark):
+async def test_in_a_namespace_an_agent_can_not_kill_its_keeper(run_job, mechanism):
+    """The parent of the agent is pid 1 of its namespace: signals from inside do nothing to it."""
+    if mechanism != "pidns":
+        pytest.skip(f"{mechanism}: an agent of the same user can kill its keeper")
+
+    done = await run_job("kill -9 $PPID; kill -9 1; kill -STOP 1; echo still here")
+
+    assert done.outcome.result == b"still here\n"
+    assert done.reaped.left == 0
+
+
+async def test_a_keeper_killed_from_outside_leaves_nothing(host, spec, mark):
+    """The run counts as interrupted; what the keeper held is ended, and no zombie stays."""
+    others = children()
+    run = host.open_run(spec(f"setsid env -i sleep {mark} & sleep {mark}"))
+    keeper = (await run.offer()).keeper
+    await run.release()
+    await until_living(mark, 2)
+
+    os.kill(keeper.pid, signal.SIGKILL)
+    with trio.fail_after(10):
+        outcome = await run.outcome()
+        reaped = await run.end(grace_ms=0)
+    await run.close()
+
+    assert (outcome.interrupted, outcome.detail) == (True, "keeper_lost")
+    assert (living(mark), reaped.left) == ([], 0)
+    assert not {pid for pid in children() - others if read_process(int(pid)).dead}
+
+
+async def test_a_lost_keeper_does_not_touch_other_jobs(host, spec, run_job, mark, mechanism):
     """The orphans of one job are not sought among the processes of another."""
+    if mechanism == "pidns":
+        pytest.skip("pidns: a lost keeper has no orphans")
     other = await start(host, spec(f"setsid sleep {mark} & sleep {mark}"))
     await until_living(mark, 2)
 
