@@ -77,3 +77,9 @@ def open_fds() -> int:
 def count_fds():
     """Counts the open files of this process."""
     return open_fds
+
+
+@pytest.fixture
+def children():
+    """Answers the children of this process, zombies too."""
+    return lambda: {p.pid for p in process_table().values() if p.ppid == os.getpid()}
