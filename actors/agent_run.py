@@ -115,7 +115,12 @@ class AgentRun:
             nursery.start_soon(self._read, pipes, stdin, reading)
             with trio.move_on_after(self._spec.timeout_ms / 1000):
                 await self._stopping.wait()
-            if not self._stopping.is_set():
+            # When both ends come in one moment the agent's own counts, whichever task is woken
+            # first: after a checkpoint all of that moment have run.
+            await trio.lowlevel.checkpoint()
+            if child.status is not None:
+                self._exit = exit_status(child.status)
+            elif not self._stopping.is_set():
                 self._cause = "timed_out"
             if self._exit is not None:
                 # What the program wrote is in the pipes by now; a grandchild that holds them open

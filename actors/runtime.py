@@ -48,7 +48,8 @@ class RuntimeConfig:
     """What a runtime is made from; every value is checked by the configuration.
 
     ``environment`` is what the allow-list for agents chooses from; None is that of this process.
-    ``models_allowed`` is for agents whose definition has no list of its own.
+    ``models_allowed`` is for agents whose definition has no list of its own. ``embedded``: runs
+    that were interrupted are ended, but jobs that wait in the log are left to the service.
     """
 
     data: Path
@@ -59,6 +60,7 @@ class RuntimeConfig:
     models_default: str = "sonnet"
     models_allowed: tuple[str, ...] = ("sonnet",)
     environment: Mapping[str, str] | None = None
+    embedded: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -202,6 +204,8 @@ class Runtime:
             )
         )
         recovered = await recover(self.log, self._host, self._seams.ids, self.limits)
+        if self.config.embedded:
+            recovered.queued.clear()
         self._supervisor.adopt(recovered)
         await self._say(e.ServiceReady(recovered=recovered.found))
         self.ready = True

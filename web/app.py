@@ -1,5 +1,6 @@
 """The application: all routes behind one door that asks for a token."""
 
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -22,7 +23,7 @@ BODY_TIMEOUT_S: Final = 60
 
 
 class ShieldedConnection(TrioASGIHTTPConnection):
-    """One request whose last send can not be cut in the middle.
+    """One request whose last send can not be cut in the middle, and whose errors are heard of.
 
     Quart-Trio cancels a request when it hears of the disconnect, and hypercorn says
     "disconnect" inside the last send: unshielded, the connection is never recycled nor closed.
@@ -38,7 +39,13 @@ class ShieldedConnection(TrioASGIHTTPConnection):
             with trio.CancelScope(shield=last):
                 await send(message)
 
-        await super().handle_request(nursery, request, shielded)
+        try:
+            await super().handle_request(nursery, request, shielded)
+        except* Exception as group:
+            # Too late for a reply: the connection is cut, so that nobody takes it for whole.
+            assert isinstance(self.app, WatchkeeperApp), "it made this connection"
+            self.app.report("stream", group)
+            raise
 
 
 class ExactPath(BaseConverter):
@@ -54,6 +61,7 @@ class WatchkeeperApp(QuartTrio):
 
     asgi_http_class = ShieldedConnection
     access: dict[str, str]
+    report: Callable[[str, BaseException], None]
 
 
 def create_app(web: Web) -> WatchkeeperApp:
@@ -70,6 +78,7 @@ def create_app(web: Web) -> WatchkeeperApp:
     _guard(app, web, routes)
     _refuse(app, web)
     app.access = {**routes.access}
+    app.report = web.report
     return app
 
 

@@ -17,8 +17,23 @@ FRAMES_SHOWN: Final = 12
 
 
 @asynccontextmanager
+async def open_embedded(settings: Settings, report: Report) -> AsyncGenerator[RuntimeApi, None]:
+    """Hold the data folder for jobs of our own; those that wait in the log go on waiting."""
+    async with _open(settings, report, embedded=True) as runtime:
+        yield runtime
+
+
+@asynccontextmanager
 async def open_service(settings: Settings, report: Report) -> AsyncGenerator[RuntimeApi, None]:
     """Hold the data folder and run; raises FolderLocked, LogTooNew."""
+    async with _open(settings, report, embedded=False) as runtime:
+        yield runtime
+
+
+@asynccontextmanager
+async def _open(
+    settings: Settings, report: Report, *, embedded: bool
+) -> AsyncGenerator[RuntimeApi, None]:
     from actors.runtime import RuntimeConfig, Seams, open_runtime
 
     config = RuntimeConfig(
@@ -29,6 +44,7 @@ async def open_service(settings: Settings, report: Report) -> AsyncGenerator[Run
         allow_shell=settings.agents.allow_shell,
         models_default=settings.models.default,
         models_allowed=settings.models.allowed,
+        embedded=embedded,
     )
     async with open_runtime(config, Seams(on_crash=report)) as runtime:
         # cast: Runtime.log is declared as EventLog; every log it opens has the service's fold.

@@ -30,6 +30,7 @@ from web.settings import Settings
 Json = dict[str, Any]
 
 EDITS: Final = """\
+# change a file and commit it, leave another one uncommitted
 echo "reading the greeting"
 sed -i.old 's/world/Watchkeeper/' greeting.txt && rm greeting.txt.old
 git add greeting.txt && git commit --quiet -m "Greet by name"
@@ -37,11 +38,13 @@ printf 'A file that was not committed is kept as well.\\n' > notes.txt
 echo "done: one commit, one new file"
 """
 FAILS: Final = """\
+# fail with an exit code
 echo "looking for the tests"
 echo "there are no tests in this repository" >&2
 exit 3
 """
 HANGS: Final = """\
+# start daemons that ignore TERM, then hang into the limit
 echo "leaving daemons behind"
 setsid sh -c 'trap "" TERM; sleep 300' &
 nohup sleep 300 > nohup.log 2>&1 &

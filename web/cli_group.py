@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 
 import click
 
-from web.errors import one_line, sole
+from web.text import one_line, sole
 from web.version import VERSION
 
 COMMANDS: Final = {

@@ -17,11 +17,12 @@ from web.cli_common import settings_of, with_config, with_json
 from web.cli_group import INTERRUPTED, CommandFailed, fail
 from web.client import Client
 from web.embedded import Finished, Interrupted, ServiceLives, run_job
-from web.errors import Problem, sole
+from web.errors import Problem
 from web.progress import Progress
 from web.schemas import ExecuteBody, parse_execute
 from web.settings import Settings
 from web.submission import submit_request
+from web.text import sole
 
 # Any: JSON of a request or of a job.
 Json = dict[str, Any]
@@ -179,8 +180,9 @@ def _tell_people(view: Json, files: list[Json], progress: Progress) -> None:
     sys.stdout.flush()
     usage = view["usage"]
     cost = f", ${usage['cost_usd']:.2f}" if usage["cost_usd"] else ""
-    why = f": {view['error']}" if view["error"] else ""
-    progress.say(f"{view['status']}{why}{cost}")
+    error = view["error"] or ""
+    ending = error if error.startswith(view["status"]) else f"{view['status']}: {error}"
+    progress.say(f"{ending.removesuffix(': ')}{cost}")
     follow = (
         f"watchkeeper diff {view['job_id']}" if files else f"watchkeeper replay {view['job_id']}"
     )

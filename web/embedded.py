@@ -13,7 +13,7 @@ from storage.errors import FolderLocked
 from storage.events import TERMINAL
 from storage.ids import JobId, job_stream
 from web import local, reads, views
-from web.assembly import Opener, Report, open_service
+from web.assembly import Opener, Report, open_embedded
 from web.service import RuntimeApi, SubmitRequest
 from web.settings import Settings
 
@@ -72,7 +72,7 @@ async def run_job(
     show: Callable[[Json], None],
     say: Callable[[str], None],
     report: Report,
-    opener: Opener = open_service,
+    opener: Opener = open_embedded,
 ) -> Finished:
     """Run one job to its end; Ctrl-C cancels it and waits until it is reaped.
 

@@ -7,6 +7,7 @@ import msgspec
 
 from actors import errors as refused
 from storage import errors as stored
+from web.text import one_line
 
 PROBLEM_TYPE: Final = "application/problem+json"
 DETAIL_CHARACTERS_MAX: Final = 1_000
@@ -72,20 +73,6 @@ def title_of(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Error"
-
-
-def one_line(text: str, characters_max: int) -> str:
-    """Answer text on one line, without control characters, cut to a length."""
-    cut = text[: 4 * characters_max].encode("utf-8", "replace").decode()
-    line = " ".join("".join(c if c.isprintable() else " " for c in cut).split())
-    return line if len(line) <= characters_max else line[: characters_max - 1] + "…"
-
-
-def sole(error: BaseException) -> BaseException:
-    """Answer the one error inside nested groups; a group of several stays as it is."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 def of_status(status: int, detail: str | None = None) -> Problem:

@@ -4,7 +4,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TextIO
 
-from web.errors import one_line
+from web.text import one_line
 
 # Any: an event as :func:`web.views.event_view` shows it.
 Json = Mapping[str, Any]
@@ -67,11 +67,11 @@ def describe(event: Json) -> str | None:
     return None if describer is None else describer(event["data"], event)
 
 
-def _text(event: Json, name: str) -> str:
+def _text(event: Json, name: str, characters_max: int = TEXT_CHARACTERS) -> str:
     found = event.get("texts", {}).get(name)
     if found is None:
         return ""
-    return "(erased)" if found.get("erased") else one_line(found["text"], TEXT_CHARACTERS)
+    return "(erased)" if found.get("erased") else one_line(found["text"], characters_max)
 
 
 def _last_line(event: Json) -> str | None:
@@ -82,7 +82,7 @@ def _last_line(event: Json) -> str | None:
 
 def _submitted(data: Json, event: Json) -> str:
     job = event["stream"].removeprefix("job/")
-    return f"queued     {job}  {data['agent']}: {_text(event, 'prompt')}"
+    return f"queued     {job}  {data['agent']}: {_text(event, 'prompt', 60)}"
 
 
 def _workspace(data: Json, _event: Json) -> str:
@@ -127,8 +127,11 @@ def _terminal(data: Json, event: Json) -> str:
     return f"{status}" + (f": {why}" if why else "")
 
 
-def _stored(data: Json, _event: Json) -> str:
-    return f"stored     {data['name']}, {_size(data['size'])}"
+def _stored(data: Json, _event: Json) -> str | None:
+    # Output, list and archive are always stored; what was changed is worth a line.
+    if data["name"] not in {"diff", "bundle"}:
+        return None
+    return f"stored     {data['name']}, {_size(data['size'])}" if data["size"] else None
 
 
 def _plural(number: int, one: str, more: str) -> str:

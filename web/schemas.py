@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from web.errors import Problem, bad_field, one_line
+from web.errors import Problem, bad_field
+from web.text import one_line
 
 PROMPT_BYTES_MAX: Final = 8 * 1024 * 1024
 METADATA_BYTES_MAX: Final = 64 * 1024

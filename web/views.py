@@ -14,8 +14,8 @@ from storage import events as e
 from storage.event_log import Recorded
 from storage.job_state import JobState
 from storage.projections import ServiceState
-from web.errors import one_line
 from web.service import Why
+from web.text import one_line
 
 ERROR_CHARACTERS_MAX: Final = 2_000
 PROMPT_PREVIEW_CHARACTERS: Final = 200

@@ -8,7 +8,6 @@ import argparse
 import collections
 import http.client
 import json
-import os
 import random
 import shutil
 import signal
@@ -148,16 +147,16 @@ class Campaign:
         """Processes that carry this folder's mark in their environment or their arguments."""
         found = []
         needle = str(self.data).encode()
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit():
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
                 continue
             try:
-                environ = Path(f"/proc/{entry}/environ").read_bytes()
-                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+                environ = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
             if needle in environ and b"WATCHKEEPER_JOB_ID=" in environ and state != "Z":
-                found.append(int(entry))
+                found.append(int(entry.name))
         return found
 
     def check_after_kill(self, window):
@@ -293,6 +292,7 @@ def run_campaign(random_kills, each, seed, repo=None, keep=False):
         if campaign.process and campaign.process.poll() is None:
             campaign.kill()
             campaign.process.wait()
+        campaign.log.close()
         if not keep and not campaign.problems:
             shutil.rmtree(folder, ignore_errors=True)
     return campaign

@@ -110,10 +110,10 @@ def main() -> None:
             for name, value in zip(figures, (rate, bare, synced, batch), strict=True):
                 figures[name].append(value)
     for name, values in figures.items():
-        print(f"{name:>6}: {spread(values)}")  # noqa: T201
+        print(f"{name:>6}: {spread(values)}")
     for other in ("bare", "sync"):
         ratios = [a / b for a, b in zip(figures["log"], figures[other], strict=True)]
-        print(f"log / {other}: {spread(ratios)}")  # noqa: T201
+        print(f"log / {other}: {spread(ratios)}")
 
 
 if __name__ == "__main__":

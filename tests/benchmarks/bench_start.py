@@ -63,7 +63,7 @@ def die(reason: str) -> NoReturn:
 
 def requests(events: int, jobs: int, unfinished: int, ids: IdSource) -> list[tuple[int, Append]]:
     """Answer requests with the event number at which they come; some jobs never end."""
-    chance = random.Random(1)  # noqa: S311  a benchmark
+    chance = random.Random(1)
     each = events // jobs
     open_jobs = set(chance.sample(range(jobs), unfinished))
     planned: list[tuple[int, Append]] = [
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="only start on this file and print figures")
     options = parser.parse_args()
     if options.start is not None:
-        print(json.dumps(trio.run(start, options.start)))  # noqa: T201
+        print(json.dumps(trio.run(start, options.start)))
         return
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         folder = Path(name)
@@ -164,12 +164,12 @@ def main() -> None:
         build(folder / "log.db", folder / "killed.db", options)
         sizes = [(folder / f"killed.db{s}").stat().st_size / 1e6 for s in ("", "-wal")]
         took = time.perf_counter() - begun
-        print(f"built in {took:.0f} s: {sizes[0]:.0f} MB, WAL {sizes[1]:.1f} MB")  # noqa: T201
+        print(f"built in {took:.0f} s: {sizes[0]:.0f} MB, WAL {sizes[1]:.1f} MB")
         for _ in range(options.rounds):
             for suffix in ("", "-wal"):
                 shutil.copy(folder / f"killed.db{suffix}", folder / f"start.db{suffix}")
             (folder / "start.db-shm").unlink(missing_ok=True)
-            subprocess.run(  # noqa: S603  ourselves
+            subprocess.run(
                 [sys.executable, __file__, "--start", str(folder / "start.db")], check=True
             )
 

@@ -18,10 +18,10 @@ import trio
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from actors.messages import SubmitRequest  # noqa: E402
-from actors.runtime import RuntimeConfig, open_runtime  # noqa: E402
-from storage import events as e  # noqa: E402
-from storage.ids import job_stream  # noqa: E402
+from actors.messages import SubmitRequest
+from actors.runtime import RuntimeConfig, open_runtime
+from storage import events as e
+from storage.ids import job_stream
 
 ROUNDS = 40
 

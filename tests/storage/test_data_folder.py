@@ -42,7 +42,7 @@ def test_a_child_that_was_executed_does_not_keep_the_lock(tmp_path):
     path = tmp_path / "data"
     code = "print('up', flush=True); input()"
     with DataFolder.lock(path) as folder:
-        child = subprocess.Popen(  # noqa: S603  our own interpreter
+        child = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -63,7 +63,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
         "import sys, pathlib; from storage.folder import DataFolder\n"
         "with DataFolder.lock(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
     )
-    child = subprocess.Popen(  # noqa: S603  our own interpreter
+    child = subprocess.Popen(
         [sys.executable, "-c", code, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

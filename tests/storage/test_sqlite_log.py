@@ -335,7 +335,7 @@ def tables(path):
     """All rows of the projections, by table."""
     with closing(sqlite3.connect(path)) as connection:
         return {
-            table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()  # noqa: S608
+            table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()
             for table in PROJECTION_TABLES
         }
 

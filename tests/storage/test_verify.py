@@ -1,7 +1,5 @@
 """The check of a log names every damage, accuses no untouched log, and keeps its memory."""
 
-# ruff: noqa: S608  table and column names are parameters of the tests
-
 import importlib.util
 import json
 import shutil

@@ -269,3 +269,26 @@ async def test_streams_end_when_the_log_is_closed(
 
     await until(stream, b"0\r\n\r\n")
     await stream.aclose()
+
+
+async def test_an_error_in_a_stream_cuts_it_and_is_reported(
+    serve_app: Serve, runtime: FakeRuntime, request_of, reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that can not go on is not ended as if it were whole."""
+    served = await serve_app()
+    job = (await runtime.submit(request_of())).job_id
+
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(runtime.log, "wait_past", broken)
+    stream = await open_stream(served, f"/jobs/{job}/events")
+    data = b""
+    with trio.fail_after(3):
+        async for chunk in stream:
+            data += bytes(chunk)
+
+    assert b"job.submitted" in data
+    assert not data.endswith(b"0\r\n\r\n")
+    assert len(reports.seen) == 1
+    await stream.aclose()

@@ -35,7 +35,7 @@ async def test_an_expected_code_is_an_answer(git, repo):
 
 
 async def test_words_are_english_and_settings_ours(git, repo, monkeypatch):
-    """Locale, user's and system's configuration do not reach git."""
+    """Locale, user's and system's configuration do not reach git (SV008)."""
     monkeypatch.setenv("LANG", "pt_BR.UTF-8")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'user.name=evil'")
@@ -68,7 +68,7 @@ async def test_hooks_and_monitors_of_a_repository_do_not_run(git, repo, tmp_path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 async def test_files_of_another_owner_are_no_obstacle(git, repo):
-    """Ownership is no reason to refuse a repository, per command."""
+    """Ownership is no reason to refuse a repository, per command (SV029)."""
     commit = repo.head()
     for path in (repo.path, *repo.path.rglob("*")):
         os.chown(path, 12345, 12345)
