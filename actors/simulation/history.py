@@ -59,6 +59,8 @@ class History:
             for action, weight in _WEIGHTED.items()
         ]
         self._armed: int | None = None
+        self._refusals = source(seed, "refusals")
+        self._full_share = 1.0
         self._full_until = 0.0
         self._full_with: AppendRefused = DiskFull()
         self._over = False
@@ -306,6 +308,8 @@ class History:
             return None
         if request.stream == SERVICE_STREAM and self._full_with.code == "busy":
             return None
+        if self._refusals.random() >= self._full_share:
+            return None
         self.faults[f"log.{self._full_with.code}"] += 1
         self.judge.unsettle()
         return self._full_with
@@ -328,6 +332,7 @@ class History:
     def fill_disk(self, _clients: trio.Nursery, chance: random.Random) -> None:
         """Let the log refuse for a while."""
         self._full_with = chance.choice((DiskFull(), DiskFull(), LogBusy(1)))
+        self._full_share = chance.choice((1.0, 0.5))
         self._full_until = trio.current_time() + chance.choice((0.1, 2.0, 15.0))
         self.judge.unsettle(self._full_until - trio.current_time() + 3)
 
