@@ -76,6 +76,8 @@ async def capture_run(
         complete = False
         with trio.move_on_after(deadline_ms / 1000):
             complete = await capture.run()
+        if not complete:
+            await trio.to_thread.run_sync(capture.discard_unfinished)
         # Files are hashed after the deadline, too: what was made is worth having.
         files += await _stored([(name, place.captures / name) for name in capture.made])
     return tuple(files), complete
@@ -121,6 +123,13 @@ class _TreeCapture:
         await self._in_thread(lambda: self._write_file("files", text))
         await self._archive(changes, tree)
         return not (unread or tree.unread)
+
+    def discard_unfinished(self) -> None:
+        """Give back the room of what was begun: on a full disk the log needs it for the end."""
+        self._stop.set()
+        for path in self._place.captures.iterdir():
+            if path.name not in self.made:
+                delete(path)
 
     # --- the tree ------------------------------------------------------------------------------
 

@@ -269,13 +269,17 @@ class JobActor:
         with self._capture_scope, trio.move_on_after(deadline_s):
             try:
                 captured = await run.capture()
+                for file in captured.files:
+                    row = await self._artifacts.adopt(file, self._salt())
+                    stored = e.ArtifactStored(name=file.name, digest=row.digest, size=row.size)
+                    facts.append(Fact(event=stored, artifacts=(row,)))
             except HostError:
                 return None, []
-            for file in captured.files:
-                row = await self._artifacts.adopt(file, self._salt())
-                stored = e.ArtifactStored(name=file.name, digest=row.digest, size=row.size)
-                facts.append(Fact(event=stored, artifacts=(row,)))
-            facts.append(captured.reaped)
+            except OSError:
+                # No room on the disk: what could be stored is kept, the end says what it lacks.
+                captured = captured and attrs.evolve(captured, complete=False)
+            if captured is not None:
+                facts.append(captured.reaped)
             return captured, facts
         return None, []
 
