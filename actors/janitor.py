@@ -1,6 +1,7 @@
 """The janitor: what is done for a job after its terminal event."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -14,21 +15,23 @@ CLEAN_S: Final = 60.0
 QUARANTINE_RETRY_S: Final = 5.0
 
 
-async def clean(stream: JobStream, run: Run) -> None:
-    """Remove the workspace of a job that is over, say so, and let go of its run.
+async def clean(stream: JobStream, run: Run, *, remove: bool) -> None:
+    """Remove the workspace of a run that is over, say so, and let go of the run.
 
-    Shielded, with a deadline of a minute; what is not done by then is done by the next start.
+    ``remove`` False leaves the workspace to the next start. Shielded, with a deadline of a minute; what is not done by then is done by the next start.
     """
     with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_S):
         try:
-            if stream.state.terminal and stream.state.workspace is not None:
+            if remove:
                 await run.remove()
+            if remove and stream.state.terminal and stream.state.workspace is not None:
                 await stream.append([e.WorkspaceRemoved()])
         except (HostError, AppendRefused):
             # The folder stays for the sweep of the next start; the log does not say it is gone.
             pass
         finally:
-            await run.close()
+            with suppress(HostError):
+                await run.close()
 
 
 async def release_quarantined(

@@ -1,16 +1,26 @@
 """The JobActor: one run of one job, from ``job.started`` to the terminal event or a requeue."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal, Protocol
 
 import attrs
+import msgspec
 import trio
 
-from actors.host import AgentOutcome, Captured, CapturedFile, Host, HostError, Run, RunSpec
+from actors.host import (
+    AgentOutcome,
+    Captured,
+    CapturedFile,
+    Host,
+    HostError,
+    HostFact,
+    Run,
+    RunSpec,
+)
 from actors.limits import Limits
-from actors.stream import ERROR_TEXT_BYTES_MAX, CancelledFirst, JobStream
+from actors.stream import ERROR_TEXT_BYTES_MAX, CancelledFirst, HandedOver, JobStream
 from storage import events as e
-from storage.errors import DiskFull, LogBusy
+from storage.errors import DiskFull, IllegalTransition, LogBusy
 from storage.event_log import Fact, StoredArtifact
 from storage.job_state import JobState
 
@@ -75,12 +85,10 @@ class JobActor:
 
     async def cancel(self, *, by: str, request_id: str | None) -> Literal["accepted", "terminal"]:
         """Commit the request, then cancel the run; without effect once a verdict stands."""
-        if self.stream.state.terminal:
-            return "terminal"
-        if self.stream.state.cancel_requested_by is None:
-            await self.stream.append([e.JobCancelRequested()], by=by, request_id=request_id)
-        self._live_scope.cancel()
-        return "accepted"
+        answer = await self.stream.request_cancel(by=by, request_id=request_id)
+        if answer == "accepted":
+            self._live_scope.cancel()
+        return answer
 
     def stop(self) -> None:
         """Kill the run at once and leave its ending to the next start of the service."""
@@ -95,7 +103,10 @@ class JobActor:
             raise HostError("internal", "the agent is not running")
         await self.run.message(text)
         fact = self.stream.fact(e.AgentMessaged(text=_PENDING), text=text.encode())
-        await self.stream.append([fact], by=by, request_id=request_id)
+        try:
+            await self.stream.append([fact], by=by, request_id=request_id)
+        except (IllegalTransition, HandedOver) as error:
+            raise HostError("internal", "the agent has just ended") from error
 
     # --- the run -------------------------------------------------------------------------------
 
@@ -109,6 +120,8 @@ class JobActor:
             await self._end_with(error, left=0)
             return "terminal"
         task_status.started()
+        if self._stopping:
+            return "not_started"
         not_started = await self._append_started(recipe, epoch)
         if not_started is not None:
             return not_started
@@ -120,8 +133,12 @@ class JobActor:
         """Capture and end a run that an earlier service process left; its tree is gone."""
         state = self.stream.state
         task_status.started()
-        recipe = await self._recipe(state, state.epoch)
-        self.run = self._host.adopt_run(recipe.spec, state.workspace)
+        try:
+            spec = (await self._recipe(state, state.epoch)).spec
+        except HostError:
+            # What is left to do needs neither the agent's definition nor the prompt.
+            spec = _bare_spec(state, self._limits)
+        self.run = self._host.adopt_run(spec, state.workspace)
         return await self._finish(self.run, None)
 
     async def _append_started(self, recipe: RunRecipe, epoch: int) -> Finished | None:
@@ -149,10 +166,17 @@ class JobActor:
                 return HostError("workspace_failed", "preparing the workspace took too long")
             except HostError as error:
                 return error
-            if self.stream.state.cancel_requested_by is not None or self._stopping:
+            if self._stopping:
                 return None
-            started = e.AgentStarted(backend=backend)
-            await self.stream.append_surely([prepared.workspace, prepared.keeper, started])
+            begun: list[e.JobEvent] = [
+                prepared.workspace,
+                prepared.keeper,
+                e.AgentStarted(backend=backend),
+            ]
+            try:
+                await self.stream.append_surely(begun, unless_cancelled=True)
+            except CancelledFirst:
+                return None
             try:
                 await run.release()
             except HostError as error:
@@ -165,7 +189,7 @@ class JobActor:
         """Write the agent's facts until it ended, then its verdict."""
         async with run.facts() as batches:
             async for batch in batches:
-                fresh = [f for f in batch if f.n > self.stream.state.facts_seen]
+                fresh = unseen(batch, self.stream.state)
                 if fresh:
                     await self.stream.append_surely([self.stream.of_host(f) for f in fresh])
         outcome = await run.outcome()
@@ -207,19 +231,24 @@ class JobActor:
 
     async def _finish_unbegun(self, run: Run, trouble: HostError | None) -> Finished:
         reaped = await self._end(run, 0)
-        if self.stream.state.cancel_requested_by is not None:
-            await self.stream.append_surely([e.JobCancelled(left=reaped.left)])
-            return "terminal"
-        if trouble is None:
+        if trouble is None and self.stream.state.cancel_requested_by is None:
             assert self._stopping, "a run that did not begin was cancelled, stopped, or in trouble"
             return "interrupted"
         await self._end_with(trouble, left=reaped.left)
         return "terminal"
 
-    async def _end_with(self, trouble: HostError, *, left: int) -> None:
-        last = e.ending(trouble.cause, detail=trouble.detail, left=left)
-        text = str(trouble).encode()[:ERROR_TEXT_BYTES_MAX]
-        await self.stream.append_surely([self.stream.fact(last, error=text)])
+    async def _end_with(self, trouble: HostError | None, *, left: int) -> None:
+        """End a job whose run did not begin: by its trouble, unless it was cancelled first."""
+        try:
+            if trouble is not None:
+                last = e.ending(trouble.cause, detail=trouble.detail, left=left)
+                text = str(trouble).encode()[:ERROR_TEXT_BYTES_MAX]
+                fact = self.stream.fact(last, error=text)
+                await self.stream.append_surely([fact], unless_cancelled=True)
+                return
+        except CancelledFirst:
+            pass
+        await self.stream.append_surely([e.JobCancelled(left=left)])
 
     async def _interrupt(self, run: Run) -> Finished:
         reaped = await self._end(run, 0)
@@ -236,34 +265,43 @@ class JobActor:
         captured, facts = await self._capture(run)
         if captured is None and self._stopping:
             return "interrupted"
-        if requeues(self.stream.state) and await self._requeue(run, facts):
-            return "requeued"
+        if captured is None:
+            # A capture that was given up may have left processes of its own.
+            again = msgspec.structs.replace(await self._end(run, 0), phase="capture")
+            facts, left = [again], max(reaped.left, again.left)
+        else:
+            left = max(reaped.left, captured.reaped.left)
+        if requeues(self.stream.state) and not left:
+            # Before the workspace goes: a crash after it could not capture again.
+            await self.stream.append_surely(facts)
+            facts = []
+            if await self._requeue(run):
+                return "requeued"
         state = self.stream.state
         cause = cause_of_ending(state)
         last = e.ending(
             cause,
             detail=state.interrupted_why if cause == "interrupted" else None,
-            left=max(reaped.left, captured.reaped.left if captured else 0),
+            left=left,
             artifacts="complete" if captured and captured.complete else "incomplete",
         )
         await self.stream.append_surely([*facts, last])
         return "terminal"
 
-    async def _requeue(self, run: Run, facts: list[e.JobEvent | Fact]) -> bool:
-        """Put the job back in its place; answer False when a cancel came first."""
-        await run.remove()
-        requeued = e.JobRequeued(why=self.stream.state.interrupted_why or "interrupted")
+    async def _requeue(self, run: Run) -> bool:
+        """Put the job back in its place; answer False when it can not be, or a cancel came first."""
+        why = self.stream.state.interrupted_why or "interrupted"
         try:
+            await run.remove()
             await self.stream.append_surely(
-                [*facts, e.WorkspaceRemoved(), requeued], unless_cancelled=True
+                [e.WorkspaceRemoved(), e.JobRequeued(why=why)], unless_cancelled=True
             )
-        except CancelledFirst:
+        except (HostError, CancelledFirst):
             return False
         return True
 
     async def _capture(self, run: Run) -> tuple[Captured | None, list[e.JobEvent | Fact]]:
         """Store what the run made; answer it with the facts for the batch of the ending."""
-        captured: Captured | None = None
         facts: list[e.JobEvent | Fact] = []
         deadline_s = self._limits.capture_deadline_ms / 1000
         with self._capture_scope, trio.move_on_after(deadline_s):
@@ -284,6 +322,17 @@ class JobActor:
         return None, []
 
 
+def unseen(batch: Sequence[HostFact], state: JobState) -> list[HostFact]:
+    """Answer the facts of a batch that are not in the log yet, each once, in order."""
+    seen = state.facts_seen
+    fresh: list[HostFact] = []
+    for fact in batch:
+        if fact.epoch == state.epoch and fact.n > seen:
+            fresh.append(fact)
+            seen = fact.n
+    return fresh
+
+
 def requeues(state: JobState) -> bool:
     """Answer whether an interrupted run is to be followed by another one."""
     return (
@@ -298,6 +347,23 @@ def cause_of_ending(state: JobState) -> e.Cause | None:
     if state.ended is not None:
         return state.ended.cause
     return "interrupted" if state.cancel_requested_by is None else "cancelled"
+
+
+def _bare_spec(state: JobState, limits: Limits) -> RunSpec:
+    """Answer what capturing and removing an earlier run needs to know of it."""
+    submitted = state.submitted
+    return RunSpec(
+        job=state.job_id,
+        epoch=state.epoch,
+        agent=submitted.agent,
+        backend=state.backend or "",
+        prompt="",
+        workspace=submitted.workspace,
+        timeout_ms=submitted.timeout_ms,
+        max_budget_microusd=submitted.max_budget_microusd,
+        grace_ms=limits.grace_ms,
+        output_bytes_max=limits.output_bytes_max,
+    )
 
 
 def _outcome_of(error: HostError) -> AgentOutcome:

@@ -104,7 +104,11 @@ class LocalRun:
         except OSError as error:
             raise host_error_of(error) from error
         try:
-            pipes, child = await self._spawn(self._keeper, launch)
+            pipes = Pipes(stdin=launch.stdin is not None)
+            child = await self._spawn(self._keeper, launch, pipes)
+        except OSError as error:
+            agent.abandon()
+            raise HostError("spawn_failed", f"no pipe for the agent: {error}") from error
         except BaseException:
             agent.abandon()
             raise
@@ -216,8 +220,7 @@ class LocalRun:
             with os.fdopen(fd, "wb") as file:
                 file.write(self._spec.prompt.encode())
 
-    async def _spawn(self, keeper: KeeperProcess, launch: Launch) -> tuple[Pipes, Child]:
-        pipes = Pipes(stdin=launch.stdin is not None)
+    async def _spawn(self, keeper: KeeperProcess, launch: Launch, pipes: Pipes) -> Child:
         try:
             child = await keeper.spawn(
                 launch.argv,
@@ -239,7 +242,7 @@ class LocalRun:
             pipes.close()
             raise
         pipes.close_child_ends()
-        return pipes, child
+        return child
 
     def _environment(self) -> dict[str, str]:
         return {

@@ -13,9 +13,9 @@ from actors.host import Host
 from actors.limits import Limits
 from actors.stream import JobStream
 from storage import events as e
-from storage.event_log import EventLog
+from storage.event_log import EventLog, JobQuery
 from storage.ids import IdSource, JobId, job_stream
-from storage.job_state import JobState, fold
+from storage.job_state import TERMINAL_STATUSES, JobState, fold
 
 Plan = Literal["queue", "cancel", "requeue", "give_up", "interrupt", "resume"]
 PARALLEL_MAX = 64
@@ -23,11 +23,16 @@ PARALLEL_MAX = 64
 
 @attrs.define
 class Recovered:
-    """What recovery found; ``queued`` and ``resumed`` go to the Supervisor."""
+    """What recovery found, for the Supervisor; ``found`` counts the jobs that were not over.
+
+    ``unknown`` are runs that the host can not tell about yet, ``quarantined`` are jobs that are
+    over but left processes.
+    """
 
     queued: list[JobStream] = attrs.field(factory=list)
     resumed: list[JobStream] = attrs.field(factory=list)
     unknown: list[JobStream] = attrs.field(factory=list)
+    quarantined: list[JobStream] = attrs.field(factory=list)
     found: int = 0
 
 
@@ -66,6 +71,7 @@ async def recover(log: EventLog, host: Host, ids: IdSource, limits: Limits) -> R
         for stream in streams:
             await limiter.acquire_on_behalf_of(stream)
             nursery.start_soon(_recover_job, stream, host, limits, found, limiter)
+    found.quarantined = await _quarantined(log, ids)
     for some in (found.queued, found.resumed, found.unknown):
         some.sort(key=lambda s: s.state.submitted_seq)
     return found
@@ -78,7 +84,9 @@ async def await_known(stream: JobStream, host: Host, limits: Limits) -> bool:
             if await _interrupt(stream, host):
                 return True
             await trio.sleep(1)
-    await stream.append_surely([e.JobErrored(cause="outcome_unknown")])
+    # Whether its processes live is as unknown: the slot stays taken until a reap has seen the end.
+    last = e.JobErrored(cause="outcome_unknown", left=1, artifacts="incomplete")
+    await stream.append_surely([last])
     return False
 
 
@@ -89,6 +97,23 @@ async def _unfinished(log: EventLog, ids: IdSource) -> list[JobStream]:
         assert state is not None, "an unfinished job has events"
         streams.append(JobStream(log, ids, state))
     return streams
+
+
+async def _quarantined(log: EventLog, ids: IdSource) -> list[JobStream]:
+    """Answer the jobs that are over but whose slot was not released."""
+    found: list[JobStream] = []
+    before: int | None = None
+    while len(found) < log.service_state.quarantined:
+        page = await log.jobs(JobQuery(status=TERMINAL_STATUSES, before=before))
+        if not page:
+            break
+        for seq, job in page:
+            before = int(seq)
+            state = fold(await log.read(job_stream(JobId(job))))
+            assert state is not None, "a job in the list has events"
+            if state.slot_quarantined:
+                found.append(JobStream(log, ids, state))
+    return found
 
 
 async def _recover_job(

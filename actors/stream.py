@@ -1,7 +1,8 @@
 """The owner token of one job's stream: whoever holds it, and nobody else, appends to it."""
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Literal
 
 import msgspec
 import trio
@@ -22,6 +23,10 @@ class CancelledFirst(Exception):
     """A cancel was committed before an event that may not follow one; nothing was written."""
 
 
+class HandedOver(Exception):
+    """The stream has another writer by now; ask again for whoever that is."""
+
+
 class JobStream:
     """Appends to ``job/ID`` in order and folds what was committed.
 
@@ -33,6 +38,7 @@ class JobStream:
         self._log = log
         self._ids = ids
         self._lock = trio.Lock()
+        self._handed_over = False
         self.state = state
         self.pending_retry = False
         self.giving_up = False
@@ -57,19 +63,36 @@ class JobStream:
         Raises AppendRefused, IllegalTransition and, where asked for, CancelledFirst, with
         nothing written.
         """
-        committed: tuple[Recorded, ...] = ()
-        with trio.CancelScope(shield=True):
-            try:
-                self._lock.acquire_nowait()
-            except trio.WouldBlock:
-                await self._lock.acquire()
-            try:
-                if unless_cancelled and self.state.cancel_requested_by is not None:
-                    raise CancelledFirst
-                committed = await self._append(events, epoch, by, request_id, caused_by)
-            finally:
-                self._lock.release()
+        async with self._turn():
+            if unless_cancelled and self.state.cancel_requested_by is not None:
+                raise CancelledFirst
+            committed = await self._append(events, epoch, by, request_id, caused_by)
         return committed
+
+    async def request_cancel(
+        self, *, by: str, request_id: str | None
+    ) -> Literal["accepted", "terminal"]:
+        """Commit a request to cancel, once; answer ``terminal`` when the job is over.
+
+        Raises AppendRefused, and HandedOver when the job has another writer by now.
+        """
+        async with self._turn():
+            if self.state.terminal:
+                return "terminal"
+            if self.state.cancel_requested_by is None:
+                await self._append([e.JobCancelRequested()], None, by, request_id, None)
+        return "accepted"
+
+    async def hand_over(self) -> bool:
+        """Give the owner token up, unless a cancel was committed; waits for pending appends.
+
+        After True nothing is appended through this object, also by who waited for its turn.
+        """
+        async with self._turn():
+            if self.state.cancel_requested_by is not None:
+                return False
+            self._handed_over = True
+        return True
 
     async def append_surely(
         self,
@@ -118,6 +141,21 @@ class JobStream:
         """Answer a fact of the host with its texts salted."""
         filled = self.fact(fact.event, **dict(fact.texts))
         return Fact(event=filled.event, epoch=fact.epoch, n=fact.n, payloads=filled.payloads)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None, None]:
+        """Hold the stream, in the order of the calls, shielded; raises HandedOver."""
+        with trio.CancelScope(shield=True):
+            try:
+                self._lock.acquire_nowait()
+            except trio.WouldBlock:
+                await self._lock.acquire()
+            try:
+                if self._handed_over:
+                    raise HandedOver
+                yield
+            finally:
+                self._lock.release()
 
     async def _append(
         self,

@@ -1,6 +1,5 @@
 """The Supervisor: admits jobs, gives slots in order, and owns every job that no run owns."""
 
-import hashlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final, assert_never
@@ -9,11 +8,11 @@ import attrs
 import trio
 
 from actors.admission import Queue, QueuedJob
-from actors.errors import DiskLow, Draining, KeyReused, NotRunning, QueueFull
+from actors.errors import DiskLow, Draining, NotRunning, QueueFull
 from actors.host import Host, HostError
 from actors.janitor import clean, release_quarantined
 from actors.job import ArtifactFiles, Finished, JobActor, Recipe
-from actors.kernel import Actor, Reply
+from actors.kernel import Actor, Reply, StartedOnce
 from actors.limits import Limits
 from actors.messages import (
     Cancel,
@@ -27,15 +26,17 @@ from actors.messages import (
     Why,
 )
 from actors.recovery import Recovered, await_known
-from actors.stream import RETRY_S, JobStream
-from storage import codec
+from actors.stream import RETRY_S, HandedOver, JobStream
+from actors.submission import SubmissionDesk, read_state
+from actors.why import waits_for
 from storage import events as e
-from storage.errors import AppendRefused, DuplicateKey, JobUnknown
-from storage.event_log import Append, EventLog, Fact
-from storage.ids import IdSource, JobId, job_stream
-from storage.job_state import JobState, fold
+from storage.errors import AppendRefused, DiskFull, LogBusy, LogClosed
+from storage.event_log import EventLog
+from storage.ids import IdSource, JobId
+from storage.job_state import JobState
 
 RETRY_AFTER_S: Final = 5
+HAND_OVERS_MAX: Final = 1_000
 
 
 @attrs.define
@@ -78,12 +79,16 @@ class Supervisor(Actor[Command]):
         self._disk_low = disk_low
         self._on_crash = on_crash
         self._queue = Queue()
+        self._owned = Queue()
         self._resumes: deque[JobStream] = deque()
         self._slots: dict[JobId, _Slot] = {}
         self._quarantined: set[JobId] = set()
         self._unknown: set[JobId] = set()
-        self._reserved = 0
-        self._keys_in_flight: dict[str, trio.Event] = {}
+        self._held: dict[JobId, JobStream] = {}
+        self._cancelling: dict[JobId, trio.Event] = {}
+        self._runs = 0
+        self._killing = False
+        self._desk = SubmissionDesk(log, ids, self._check_admission, self._enqueue)
         self._wake = trio.Event()
         self._idle = trio.Event()
         self._paused = False
@@ -118,7 +123,7 @@ class Supervisor(Actor[Command]):
         try:
             match message:
                 case Submit():
-                    message.reply.set(await self._submit(message.request))
+                    message.reply.set(await self._desk.submit(message.request))
                 case Cancel():
                     message.reply.set(await self._cancel(message))
                 case Tell():
@@ -136,111 +141,58 @@ class Supervisor(Actor[Command]):
 
     # --- submission -------------------------------------------------------------------------------
 
-    async def _submit(self, request: SubmitRequest) -> Submitted:
-        if request.idempotency_key is None:
-            return await self._admit(request, None)
-        key = hashlib.sha256(f"{request.by}\0{request.idempotency_key}".encode()).hexdigest()
-        while key in self._keys_in_flight:
-            await self._keys_in_flight[key].wait()
-        landed = self._keys_in_flight[key] = trio.Event()
-        try:
-            existing = await self._log.job_for_key(key)
-            if existing is not None:
-                return await self._replay(request, JobId(existing))
-            return await self._admit(request, key)
-        except DuplicateKey as error:
-            return await self._replay(request, JobId(error.job_id))
-        finally:
-            del self._keys_in_flight[key]
-            landed.set()
-
-    async def _replay(self, request: SubmitRequest, job: JobId) -> Submitted:
-        state = await self._state(job)
-        prompt = await self._log.payload_row(state.submitted.prompt.digest)
-        recorded = state.submitted.idempotency
-        assert recorded is not None, "a job found by its key has one"
-        if prompt is not None:
-            body = codec.salted_digest(prompt.salt, request.body_digest_source)
-            if body != recorded.body:
-                raise KeyReused(job)
-        return Submitted(job_id=job, seq=state.submitted_seq, replay=True)
-
-    async def _admit(self, request: SubmitRequest, key: str | None) -> Submitted:
+    def _check_admission(self, request: SubmitRequest) -> None:
+        """Raise AdmissionPaused when a new job may not be accepted now."""
         if self.draining:
             raise Draining(RETRY_AFTER_S)
         if self._disk_low():
             raise DiskLow(RETRY_AFTER_S)
-        owned = request.owner is not None
-        if not owned and self._taken() >= self._limits.queue_depth:
+        if request.owner is None and self._taken() >= self._limits.queue_depth:
             raise QueueFull(RETRY_AFTER_S)
-        self._reserved += 1
-        try:
-            job = self._ids.new_job()
-            fact = self._submission(request, key)
-            committed = await self._log.append(
-                Append(
-                    stream=job_stream(job),
-                    expected_version=0,
-                    facts=(fact,),
-                    by=request.by,
-                    request_id=request.request_id,
-                )
-            )
-            seq = int(committed[-1].seq)
-            self._enqueue(job, request.priority, seq, version=1, owned=owned)
-        finally:
-            self._reserved -= 1
-        return Submitted(job_id=job, seq=seq)
 
     def _taken(self) -> int:
-        waiting = len(self._queue) + len(self._resumes)
-        return waiting + len(self._slots) + len(self._quarantined) + self._reserved
-
-    def _submission(self, request: SubmitRequest, key: str | None) -> Fact:
-        prompt = codec.payload(request.prompt.encode(), self._ids.salt())
-        payloads = [prompt]
-        metadata = webhook = idempotency = None
-        if request.metadata is not None:
-            payloads.append(codec.payload(request.metadata, self._ids.salt()))
-            metadata = payloads[-1].ref
-        if request.webhook is not None:
-            payloads.append(codec.payload(request.webhook.encode(), self._ids.salt()))
-            webhook = payloads[-1].ref
-        if key is not None:
-            body = codec.salted_digest(prompt.salt, request.body_digest_source)
-            idempotency = e.IdempotencyRef(key=key, body=body)
-        event = e.JobSubmitted(
-            kind=request.kind,
-            owner=request.owner,
-            agent=request.agent,
-            model=request.model,
-            prompt=prompt.ref,
-            metadata=metadata,
-            max_budget_microusd=request.max_budget_microusd,
-            timeout_ms=request.timeout_ms,
-            workspace=request.workspace,
-            priority=request.priority,
-            max_attempts=request.max_attempts,
-            session_id=request.session_id,
-            webhook=webhook,
-            labels=dict(sorted(request.labels.items())),
-            idempotency=idempotency,
-            parent=request.parent,
-        )
-        return Fact(event=event, payloads=tuple(payloads))
+        """Count what the depth of the queue counts: all that runs, waits or is about to."""
+        waiting = len(self._queue) + sum(not owned(s) for s in self._resumes)
+        return waiting + len(self._cancelling) + self._slots_taken() + self._desk.reserved
 
     # --- the other commands ------------------------------------------------------------------------
 
     async def _cancel(self, command: Cancel) -> CancelAnswer:
-        slot = self._slots.get(command.job)
+        for _ in range(HAND_OVERS_MAX):
+            try:
+                answer = await self._cancel_where_it_is(command)
+            except HandedOver:
+                continue
+            if answer is not None:
+                return answer
+            await trio.lowlevel.checkpoint()
+        raise Draining(RETRY_AFTER_S)
+
+    async def _cancel_where_it_is(self, command: Cancel) -> CancelAnswer | None:
+        """Cancel through the job's writer; None while it is on its way from one to the next."""
+        job = command.job
+        while job in self._cancelling:
+            await self._cancelling[job].wait()
+        slot = self._slots.get(job)
         if slot is not None:
             await slot.ready.wait()
             if slot.actor is None:
-                return await self._cancel(command)
+                return None
             return await slot.actor.cancel(by=command.by, request_id=command.request_id)
-        entry = self._queue.take(command.job)
-        if entry is None:
-            return await self._cancel_elsewhere(command)
+        if job in self._held:
+            return await self._held[job].request_cancel(
+                by=command.by, request_id=command.request_id
+            )
+        for queue in (self._queue, self._owned):
+            entry = queue.take(job)
+            if entry is not None:
+                return await self._cancel_queued(command, queue, entry)
+        state = await self._state(job)
+        return "terminal" if state.terminal else None
+
+    async def _cancel_queued(self, command: Cancel, queue: Queue, entry: QueuedJob) -> CancelAnswer:
+        """End a job that waits; meanwhile nobody else may write to it."""
+        done = self._cancelling[command.job] = trio.Event()
         try:
             stream = JobStream(self._log, self._ids, await self._state(command.job))
             await stream.append(
@@ -249,24 +201,13 @@ class Supervisor(Actor[Command]):
                 request_id=command.request_id,
             )
         except BaseException:
-            self._queue.add(entry)
+            queue.add(entry)
+            self._wake.set()
             raise
+        finally:
+            del self._cancelling[command.job]
+            done.set()
         self._wake.set()
-        self._look_idle()
-        return "accepted"
-
-    async def _cancel_elsewhere(self, command: Cancel) -> CancelAnswer:
-        """Cancel a job that neither waits nor runs here: it is over, or left to the next start."""
-        state = await self._state(command.job)
-        if state.terminal:
-            return "terminal"
-        if command.job in self._slots or command.job in self._queue:
-            return await self._cancel(command)
-        if state.cancel_requested_by is None:
-            stream = JobStream(self._log, self._ids, state)
-            await stream.append(
-                [e.JobCancelRequested()], by=command.by, request_id=command.request_id
-            )
         return "accepted"
 
     async def _tell(self, command: Tell) -> None:
@@ -281,31 +222,24 @@ class Supervisor(Actor[Command]):
 
     async def _explain(self, job: JobId) -> Why:
         state = await self._state(job)
-        position = self._queue.position(job)
+        queue = self._owned if job in self._owned else self._queue
+        position = queue.position(job)
         return Why(
             status=state.status,
             phase=state.phase,
             position=position,
-            waits_for=self._waits_for(state, position),
+            waits_for=waits_for(
+                state,
+                waiting=position is not None,
+                draining=self.draining,
+                paused=self._paused,
+                slots=f"{self._slots_taken()} of {self._limits.capacity}",
+            ),
             running=self.running if position is not None else (),
         )
 
-    def _waits_for(self, state: JobState, position: int | None) -> str:
-        if state.terminal:
-            return "nothing: it is over"
-        if position is not None:
-            if self.draining:
-                return "the next start: the service is stopping"
-            if self._paused:
-                return "room on the disk of the log"
-            return f"a slot: {len(self._slots)} of {self._limits.capacity} are taken"
-        return _WAITS_FOR.get(state.phase, "the next start of the service")
-
     async def _state(self, job: JobId) -> JobState:
-        state = fold(await self._log.read(job_stream(job)))
-        if state is None:
-            raise JobUnknown(job)
-        return state
+        return await read_state(self._log, job)
 
     # --- slots ---------------------------------------------------------------------------------------
 
@@ -313,27 +247,42 @@ class Supervisor(Actor[Command]):
         """Take what recovery found; before the service is ready."""
         for stream in recovered.queued:
             self._requeue(stream)
-        self._resumes.extend(recovered.resumed)
+        for stream in recovered.resumed:
+            self._await_resume(stream)
         for stream in recovered.unknown:
             self._unknown.add(stream.job)
+            self._held[stream.job] = stream
             self._nursery.start_soon(self._await_known, stream)
+        for stream in recovered.quarantined:
+            self._quarantine(stream)
         self._wake.set()
 
     async def dispatch(self) -> None:
-        """Give free slots to resumed runs, then to the queue, in order; runs until cancelled."""
+        """Give free slots to resumed runs, then to the queue, in order; runs until cancelled.
+
+        Jobs that a job owns take no slot: they start at once.
+        """
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             # Appenders of one batch are woken together: let all of them reach the queue first.
             await trio.lowlevel.checkpoint()
-            while self._may_start():
-                if self._resumes:
-                    await self._start(self._resumes.popleft(), resume=True)
-                    continue
-                entry = self._queue.take_first()
-                if entry is None:
-                    break
-                await self._start_queued(entry)
+            while (found := self._next()) is not None:
+                if isinstance(found, JobStream):
+                    await self._resume(found)
+                else:
+                    await self._start_queued(found)
+
+    def _next(self) -> JobStream | QueuedJob | None:
+        """Take what starts next, None when nothing may."""
+        if self.draining or self._paused:
+            return None
+        free = self._slots_taken() < self._limits.capacity
+        for stream in self._resumes:
+            if free or owned(stream):
+                self._resumes.remove(stream)
+                return stream
+        return self._owned.take_first() or (self._queue.take_first() if free else None)
 
     async def stop(self) -> None:
         """Stop admitting, wait for the running jobs up to the drain limit, then kill at once."""
@@ -341,19 +290,22 @@ class Supervisor(Actor[Command]):
         self._look_idle()
         with trio.move_on_after(self._limits.drain_ms / 1000):
             await self._idle.wait()
+        self._killing = True
         for slot in self._slots.values():
             if slot.actor is not None:
                 slot.actor.stop()
         await self._idle.wait()
 
-    def _may_start(self) -> bool:
-        used = sum(not s.owned for s in self._slots.values()) + len(self._quarantined)
-        return used < self._limits.capacity and not self.draining and not self._paused
+    def _slots_taken(self) -> int:
+        """Count slots of the service that are not free, for whatever reason."""
+        running = sum(not slot.owned for slot in self._slots.values())
+        return running + len(self._quarantined) + len(self._unknown)
 
     def _enqueue(
         self, job: JobId, priority: int, submitted_seq: int, *, version: int, owned: bool
     ) -> None:
-        self._queue.add(
+        queue = self._owned if owned else self._queue
+        queue.add(
             QueuedJob.of(
                 job,
                 priority=priority,
@@ -371,8 +323,13 @@ class Supervisor(Actor[Command]):
             state.submitted.priority,
             state.submitted_seq,
             version=state.version,
-            owned=state.submitted.owner is not None,
+            owned=owned(stream),
         )
+
+    def _await_resume(self, stream: JobStream) -> None:
+        self._held[stream.job] = stream
+        self._resumes.append(stream)
+        self._wake.set()
 
     async def _start_queued(self, entry: QueuedJob) -> None:
         slot = self._slots[entry.job] = _Slot(entry.job, entry.owned)
@@ -381,77 +338,119 @@ class Supervisor(Actor[Command]):
         if self.draining:
             # The drain began while the stream was read: the job keeps its place in the queue.
             del self._slots[entry.job]
-            self._queue.add(entry)
+            (self._owned if entry.owned else self._queue).add(entry)
             slot.ready.set()
             self._look_idle()
             return
         await self._run_in(slot, JobStream(self._log, self._ids, state), resume=False)
 
-    async def _start(self, stream: JobStream, *, resume: bool) -> None:
-        slot = self._slots[stream.job] = _Slot(stream.job, stream.state.submitted.owner is not None)
-        await self._run_in(slot, stream, resume=resume)
+    async def _resume(self, stream: JobStream) -> None:
+        slot = self._slots[stream.job] = _Slot(stream.job, owned(stream))
+        self._held.pop(stream.job, None)
+        await self._run_in(slot, stream, resume=True)
 
     async def _run_in(self, slot: _Slot, stream: JobStream, *, resume: bool) -> None:
         slot.actor = JobActor(
             stream, self._host, self._artifacts, self._limits, self._recipe, self._ids.salt
         )
+        if self._killing:
+            slot.actor.stop()
         slot.ready.set()
         await self._nursery.start(self._run_job, slot.actor, resume)
 
     async def _run_job(
         self, actor: JobActor, resume: bool, task_status: trio.TaskStatus[None]
     ) -> None:
-        once = _StartedOnce(task_status)
+        once = StartedOnce(task_status)
+        self._runs += 1
         try:
-            run = actor.resume if resume else actor.begin
-            finished = await run(once)
+            finished = await self._run_to_its_end(actor, resume, once)
+            await self._after(actor, finished)
+        finally:
+            self._runs -= 1
+        self._look_idle()
+
+    async def _run_to_its_end(self, actor: JobActor, resume: bool, once: StartedOnce) -> Finished:
+        try:
+            return await (actor.resume if resume else actor.begin)(once)
+        except (DiskFull, LogBusy, LogClosed):
+            # Only while stopping: the next start goes on from what is in the log.
+            return "interrupted"
         except Exception as error:  # noqa: BLE001  a border: a crashed JobActor ends its job only
             self._on_crash(actor.stream.job, error)
-            finished = await self._end_crashed(actor, error)
+            return await self._end_crashed(actor, error)
         finally:
             once.started()
-            if actor.run is not None and not actor.stream.state.terminal:
-                await _close(actor)
-        await self._after(actor, finished)
 
     async def _after(self, actor: JobActor, finished: Finished) -> None:
         """Free the slot and do what the way the run finished asks for."""
         stream = actor.stream
-        if stream.state.slot_quarantined:
-            self._quarantined.add(stream.job)
-            self._nursery.start_soon(self._release, stream)
+        if finished != "terminal" and actor.run is not None:
+            await self._let_go(actor, remove=finished == "requeued")
         if finished == "not_started":
             self._nursery.start_soon(self._pause)
-        del self._slots[stream.job]
+        if stream.state.slot_quarantined:
+            self._quarantine(stream)
         if finished in ("requeued", "not_started"):
-            if stream.state.cancel_requested_by is not None:
-                await stream.append_surely([e.JobCancelled()])
-            else:
-                self._requeue(stream)
+            await self._give_back(stream)
+        elif finished == "interrupted":
+            self._held[stream.job] = stream
+        self._slots.pop(stream.job, None)
         self._wake.set()
         if finished == "terminal" and actor.run is not None:
-            await clean(stream, actor.run)
-        self._look_idle()
+            await self._let_go(actor, remove=True)
+
+    async def _give_back(self, stream: JobStream) -> None:
+        """Let a job wait again, unless a request to cancel it came first."""
+        if await stream.hand_over():
+            del self._slots[stream.job]
+            self._requeue(stream)
+            return
+        try:
+            await stream.append_surely([e.JobCancelled()])
+        except AppendRefused:
+            # Only while stopping; the next start reads the request.
+            self._held[stream.job] = stream
+
+    async def _let_go(self, actor: JobActor, *, remove: bool) -> None:
+        """Clean up after a run; what can not be done now is done by the next start."""
+        assert actor.run is not None, "the caller looked"
+        try:
+            await clean(actor.stream, actor.run, remove=remove)
+        except Exception as error:  # noqa: BLE001  a border: no host's bug ends the service
+            self._on_crash(actor.stream.job, error)
 
     async def _end_crashed(self, actor: JobActor, error: Exception) -> Finished:
         """Take the owner token back: reap, and end the job ``error/internal``."""
         finished: Finished = "interrupted"
         with trio.CancelScope(shield=True):
-            left = 0
-            if actor.run is not None:
-                left = 1
-                with trio.move_on_after(self._limits.reap_deadline_ms / 1000):
-                    left = (await actor.run.end(grace_ms=0)).left
+            left = await self._end_run(actor)
             try:
                 await actor.stream.reload()
                 if not actor.stream.state.terminal:
                     last = e.JobErrored(cause="internal", detail=type(error).__name__, left=left)
-                    await actor.stream.append([last])
+                    await actor.stream.append_surely([last])
                 finished = "terminal"
             except AppendRefused as refused:
                 # The log takes nothing: the next start of the service ends the job.
                 self._on_crash(actor.stream.job, refused)
         return finished
+
+    async def _end_run(self, actor: JobActor) -> int:
+        """End the processes of a crashed actor's run; answer how many are left, 1: not known."""
+        if actor.run is None:
+            return 0
+        with trio.move_on_after(self._limits.reap_deadline_ms / 1000):
+            try:
+                return (await actor.run.end(grace_ms=0)).left
+            except Exception as error:  # noqa: BLE001  a border: the slot stays quarantined
+                self._on_crash(actor.stream.job, error)
+        return 1
+
+    def _quarantine(self, stream: JobStream) -> None:
+        """Keep a slot taken until nothing of its job is left."""
+        self._quarantined.add(stream.job)
+        self._nursery.start_soon(self._release, stream)
 
     async def _release(self, stream: JobStream) -> None:
         async def released() -> None:
@@ -464,8 +463,10 @@ class Supervisor(Actor[Command]):
         known = await await_known(stream, self._host, self._limits)
         self._unknown.discard(stream.job)
         if known:
-            self._resumes.append(stream)
-            self._wake.set()
+            self._await_resume(stream)
+        else:
+            self._held.pop(stream.job, None)
+            self._quarantine(stream)
 
     async def _pause(self) -> None:
         """Start nothing for a moment: the log had no room for ``job.started``."""
@@ -477,39 +478,15 @@ class Supervisor(Actor[Command]):
     def _look_idle(self) -> None:
         if not self.draining:
             return
-        if self._slots:
+        if self._slots or self._runs:
             self._idle = trio.Event() if self._idle.is_set() else self._idle
         else:
             self._idle.set()
 
 
-class _StartedOnce(trio.TaskStatus[None]):
-    """Passes the first call on and swallows the rest, so that a crash can always report."""
-
-    def __init__(self, status: trio.TaskStatus[None]) -> None:
-        self._status: trio.TaskStatus[None] | None = status
-
-    def started(self, value: None = None) -> None:
-        """Report the start, once."""
-        status, self._status = self._status, None
-        if status is not None:
-            status.started(value)
-
-
-_WAITS_FOR: Final = {
-    "started": "its workspace to be prepared",
-    "begun": "its agent to finish",
-    "ended": "its processes to be reaped and its work to be stored",
-    "interrupted": "its work to be stored after an interruption",
-}
-
-
-async def _close(actor: JobActor) -> None:
-    assert actor.run is not None, "the caller looked"
-    with trio.CancelScope(shield=True), trio.move_on_after(30):
-        if actor.stream.state.phase == "queued":
-            await actor.run.remove()
-        await actor.run.close()
+def owned(stream: JobStream) -> bool:
+    """Answer whether another job owns this one."""
+    return stream.state.submitted.owner is not None
 
 
 def _fail(

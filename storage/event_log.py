@@ -6,12 +6,16 @@ Implementations: :class:`storage.sqlite_log.SqliteEventLog` (production) and
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
 from storage.events import AnyEvent, PayloadRef
 from storage.ids import Seq, StreamName
+
+if TYPE_CHECKING:
+    # The fold reads recorded events, so that a real import would go round in a circle.
+    from storage.projections import ServiceState
 
 EVENTS_PER_PAGE_MAX: Final = 1000
 
@@ -122,6 +126,11 @@ class EventLog(Protocol):
     @property
     def head(self) -> Seq:
         """The seq of the newest committed event; 0 for an empty log."""
+        ...
+
+    @property
+    def service_state(self) -> "ServiceState":
+        """The state of the service at the head, without waiting."""
         ...
 
     async def append(self, request: Append) -> tuple[Recorded, ...]:

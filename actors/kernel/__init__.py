@@ -4,6 +4,7 @@ from actors.kernel.actor import Actor
 from actors.kernel.errors import ActorGone, KernelError, MailboxFull, RestartLimit
 from actors.kernel.mailbox import Mailbox
 from actors.kernel.ref import Ref, Reply
+from actors.kernel.status import StartedOnce
 from actors.kernel.supervision import ChildSpec, Supervision, open_supervision
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Ref",
     "Reply",
     "RestartLimit",
+    "StartedOnce",
     "Supervision",
     "open_supervision",
 ]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from actors.git import Git, GitFailed, GitSetup, is_local
+from actors.git import Git, GitFailed, GitSetup, is_local, without_credentials
 from actors.process.pool import open_keeper_pool
 from actors.repository import parse_remote
 
@@ -119,3 +119,16 @@ def test_what_a_remote_says_is_read_exactly():
     }
     assert parse_remote(b"").head is None
     assert parse_remote(b"aa\tHEAD\n").branch is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:secret@host/x failed", "https://host/x failed"),
+        ("'https://token@host/x': no", "'https://host/x': no"),
+        ("git@host:x and a/b@c", "git@host:x and a/b@c"),
+    ],
+)
+def test_credentials_in_an_address_are_not_repeated(text, shown):
+    """An error names the host, not who asked it with which password."""
+    assert without_credentials(text) == shown

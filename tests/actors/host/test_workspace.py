@@ -11,6 +11,7 @@ import trio
 
 from actors import repository as repository_module
 from actors.host import HostError
+from actors.local_host import open_local_host
 from actors.repository import base_folder, remove_stale_locks
 from actors.workspace import delete, discard
 from storage import events as e
@@ -329,6 +330,37 @@ async def test_a_fetch_is_debounced_for_remotes_that_are_not_local(run_job, repo
 
     assert again.text == "first\n"
     assert missing.text == "second\n"
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of its own with few inodes and little room."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    options = "size=3m,nr_inodes=200"
+    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "inodes"])
+async def test_a_full_disk_is_disk_full(tiny_disk, spec, repo, clone_of, kind):
+    """Bytes or inodes: the cause says so, nothing of the job is left, other jobs go on."""
+    if kind == "bytes":
+        repo.commit("big", **{f"f{n}": os.urandom(200_000).hex() for n in range(5)})
+    else:
+        repo.commit("many", **{f"f{n}": str(n) for n in range(300)})
+    async with open_local_host(tiny_disk / "d", log_id="log_f", pool_size=0) as host:
+        with pytest.raises(HostError) as failed:
+            await host.open_run(spec(workspace=clone_of(repo))).offer()
+
+        assert failed.value.cause == "disk_full"
+        assert list(host.layout.workspaces.iterdir()) == []
+        scratch = host.open_run(spec())
+        await scratch.offer()
+        await scratch.close()
 
 
 def test_deleting_follows_no_link_and_stops_at_nothing(tmp_path):

@@ -33,13 +33,13 @@ class Traces:
 
     async def appear(self, count: int) -> None:
         """Wait until so many are there."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while len(self.pids()) < count:
                 await trio.sleep(0.01)
 
     async def vanish(self) -> None:
         """Wait until none is there."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while self.pids():
                 await trio.sleep(0.01)
 

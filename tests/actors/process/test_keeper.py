@@ -127,17 +127,29 @@ async def test_term_reaches_the_whole_tree(keeper, env, traces):
     assert traces.pids() == set()
 
 
-async def test_a_storm_of_forks_ends(keeper, env, traces):
-    """Three hundred processes, and one that forks without end, are all ended."""
-    forker = f"while :; do setsid sleep {traces.mark} & done"
-    await start(keeper, env, f"for i in $(seq 300); do setsid sleep {traces.mark} & done; {forker}")
+async def test_a_storm_of_forks_ends(keeper, env, traces, tmp_path):
+    """Three hundred processes in sessions of their own are all ended."""
+    await start(keeper, env, f"for i in $(seq 300); do setsid sleep {traces.mark} & done; wait")
     await traces.appear(300)
 
-    reaped = await keeper.kill_all(deadline_ms=10_000)
+    reaped = await keeper.kill_all(deadline_ms=20_000)
 
     assert (traces.pids(), reaped.left) == (set(), 0)
     assert reaped.seen >= 300
     assert len(reaped.pids) == 256
+
+
+async def test_a_process_that_forks_while_it_is_killed_ends(keeper, env, traces):
+    """Endless forkers, each with short-lived children, are stopped before they are killed."""
+    forker = f"while :; do (exec 3< /dev/null; : {traces.mark}) & done"
+    for _ in range(3):
+        await keeper.spawn(["/bin/sh", "-c", forker], env=env, cwd="/")
+    await traces.appear(3)
+
+    with trio.fail_after(20):
+        reaped = await keeper.kill_all(deadline_ms=15_000)
+
+    assert (traces.pids(), reaped.left) == (set(), 0)
 
 
 async def test_the_end_of_the_channel_ends_the_tree(pool, env, traces):
