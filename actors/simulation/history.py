@@ -4,7 +4,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -131,8 +131,7 @@ class History:
         self.judge.demand(not scope.cancelled_caught, f"not over in the end: {waiting}")
 
     async def _up(self) -> None:
-        while not self._is_up:
-            await trio.sleep(1)
+        await self.harness.until(lambda: self._is_up)
 
     @property
     def _is_up(self) -> bool:
@@ -201,7 +200,8 @@ class History:
 
     async def _submit(self, chance: random.Random, key: str | None) -> None:
         prompt = f"prompt {key}" if chance.random() < 0.9 else "another"
-        fields = {
+        # Any: the values of the request's fields.
+        fields: dict[str, Any] = {
             "priority": chance.choice((0, 0, 0, 5, -5)),
             "max_attempts": chance.choice((1, 1, 2, 3)),
             "timeout_ms": chance.choice((500, 5_000, 60_000)),

@@ -4,7 +4,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -85,7 +85,8 @@ def simulate(seed: int, steps: int | None = None) -> SimulationReport:
 def shrink(failed: SimulationFailed) -> SimulationFailed:
     """Answer the failure of the shortest beginning of the history that still breaks a promise.
 
-    Looks at every length once it is short, and halves before: at most about 100 runs.
+    Halves the steps: at most eight runs. A shorter beginning may pass where a longer one fails
+    and a yet shorter one does not; then the answer is one of them.
     """
     low, best = 0, failed
     while best.steps - low > 1:
@@ -132,11 +133,11 @@ def _failure(seed: int, steps: int) -> SimulationFailed | None:
 @contextmanager
 def _deterministic(seed: int) -> Iterator[None]:
     """Let trio's scheduler draw from the seed; these are private names, so look that they exist."""
-    run = trio._core._run  # noqa: SLF001
+    # Any: a private module, and a name of it that is final to type checkers.
+    run: Any = trio._core._run  # noqa: SLF001
     assert hasattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING"), "trio has no such switch any more"
     assert hasattr(run, "_r"), "trio's scheduler draws from somewhere else"
-    before = run._ALLOW_DETERMINISTIC_SCHEDULING  # noqa: SLF001
-    state = run._r.getstate()  # noqa: SLF001
+    before, state = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()  # noqa: SLF001
     run._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
     run._r.seed(seed)  # noqa: SLF001
     try:
