@@ -26,6 +26,7 @@ from actors.process.tool import Pipes, feed
 from actors.workspace import DISK_FULL_ERRNOS, RunPlace
 from storage import events as e
 
+RESULT_BYTES_MAX: Final = 8 * 1024 * 1024
 _READ_BYTES: Final = 65_536
 _PIPE_BYTES_MAX: Final = 1 << 20
 _LAST_OUTPUT_S: Final = 1.0
@@ -73,6 +74,11 @@ class AgentRun:
         try:
             with pipes:
                 await self._run(child, pipes, stdin, sweep)
+        except Exception as error:  # noqa: BLE001  the border of an actor: a bug ends its own job
+            if self._outcome is None:
+                detail = f"{type(error).__name__} while the agent ran"
+                self._settle(AgentOutcome(exit=e.ExitStatus(), cause="internal", detail=detail))
+            await self._tree_gone.wait()
         finally:
             self.abandon()
 
@@ -109,7 +115,12 @@ class AgentRun:
             nursery.start_soon(self._read, pipes, stdin, reading)
             with trio.move_on_after(self._spec.timeout_ms / 1000):
                 await self._stopping.wait()
-            if not self._stopping.is_set():
+            # When both ends come in one moment the agent's own counts, whichever task is woken
+            # first: after a checkpoint all of that moment have run.
+            await trio.lowlevel.checkpoint()
+            if child.status is not None:
+                self._exit = exit_status(child.status)
+            elif not self._stopping.is_set():
                 self._cause = "timed_out"
             if self._exit is not None:
                 # What the program wrote is in the pipes by now; a grandchild that holds them open
@@ -203,14 +214,14 @@ class AgentRun:
                 exit=exit_now,
                 cause=self._cause,
                 detail=self._detail or self._limit_text(),
-                result=verdict.result,
+                result=_bounded(verdict.result),
             )
         return AgentOutcome(
             exit=exit_now,
             cause=verdict.cause,
             detail=verdict.detail,
             error=verdict.error,
-            result=verdict.result,
+            result=_bounded(verdict.result),
         )
 
     def _limit_text(self) -> str | None:
@@ -221,6 +232,10 @@ class AgentRun:
         self._outcome = outcome
         self.feed.close()
         self._decided.set()
+
+
+def _bounded(result: bytes | None) -> bytes | None:
+    return None if result is None else result[:RESULT_BYTES_MAX]
 
 
 def exit_status(status: int) -> e.ExitStatus:

@@ -6,6 +6,7 @@ capture is exact (``git add`` is not) and works whatever the agent did to its ``
 follows the changes, not the size of the tree, but for one ``lstat`` per file.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -18,7 +19,7 @@ from typing import Final, TypeVar
 import trio
 
 from actors.agent_commits import AgentHead, lendable_objects, quoted, read_head
-from actors.changes import Change, changed_files, files_json
+from actors.changes import Change, Found, changed_files, files_json
 from actors.git import Git, GitFailed
 from actors.git_index import GITLINK, IndexEntry, IndexUnreadable, parse_index
 from actors.host import CapturedFile
@@ -68,17 +69,18 @@ async def capture_run(
     until the deadline is left out. The processes of the agent must be gone; git's own run in the
     keeper of ``git``. May be repeated.
     """
-    await trio.to_thread.run_sync(_start_over, place)
     files = await _stored([(name, place.output(name)) for name in _STREAMS])
-    complete = True
-    if workspace is not None:
-        capture = _TreeCapture(place, workspace, git)
-        complete = False
-        with trio.move_on_after(deadline_ms / 1000):
-            complete = await capture.run()
-        # Files are hashed after the deadline, too: what was made is worth having.
-        files += await _stored([(name, place.captures / name) for name in capture.made])
-    return tuple(files), complete
+    if workspace is None:
+        return tuple(files), True
+    capture = _TreeCapture(place, workspace, git)
+    complete = False
+    with trio.move_on_after(deadline_ms / 1000):
+        complete = await capture.run()
+    if not complete:
+        await trio.to_thread.run_sync(capture.discard_unfinished)
+    # Files are hashed after the deadline, too: what was made is worth having.
+    made = await _stored([(name, place.captures / name) for name in capture.made])
+    return (*files, *made), complete and len(made) == len(capture.made)
 
 
 class _TreeCapture:
@@ -97,6 +99,7 @@ class _TreeCapture:
     async def run(self) -> bool:
         """Make patch, list, archive and bundle; answer whether nothing had to be left out."""
         try:
+            await self._in_thread(lambda: _start_over(self._place))
             await self._in_thread(self._make_repository)
             whole = await self._capture_tree()
         except _TROUBLES:
@@ -110,19 +113,33 @@ class _TreeCapture:
     async def _capture_tree(self) -> bool:
         index, trusted_before_ns = await self._index()
         links = frozenset(path for path, entry in index.items() if entry.mode == GITLINK)
-        tree = await self._in_thread(lambda: walk_tree(self._place.tree, links, self._stop))
-        found = changed_files(index, tree, trusted_before_ns=trusted_before_ns)
+        tree, found = await self._in_thread(lambda: self._look(index, links, trusted_before_ns))
         ignored = await self._ignored(found.untracked, tree)
         wanted = {path: info for path, info in found.to_read.items() if path not in ignored}
         stored, unread = await self._in_thread(lambda: self._store(wanted))
-        changes = found.changes(index, stored, ignored=ignored, unread=unread)
+        changes = await self._in_thread(
+            lambda: found.changes(index, stored, ignored=ignored, unread=unread)
+        )
         await self._write_patch(changes)
-        text = files_json(changes)
-        await self._in_thread(lambda: self._write_file("files", text))
+        await self._in_thread(lambda: self._write_file("files", files_json(changes)))
         await self._archive(changes, tree)
         return not (unread or tree.unread)
 
+    def discard_unfinished(self) -> None:
+        """Give back the room of what was begun: on a full disk the log needs it for the end."""
+        self._stop.set()
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._place.captures.iterdir():
+                if path.name not in self.made:
+                    delete(path)
+
     # --- the tree ------------------------------------------------------------------------------
+
+    def _look(
+        self, index: Mapping[bytes, IndexEntry], links: frozenset[bytes], trusted_before_ns: int
+    ) -> tuple[Tree, Found]:
+        tree = walk_tree(self._place.tree, links, self._stop)
+        return tree, changed_files(index, tree, trusted_before_ns=trusted_before_ns)
 
     def _make_repository(self) -> None:
         # By hand: faster than git init, and nothing of the user's templates gets in.
@@ -315,16 +332,20 @@ def _copy_rules(top: Path, shadow: Path, rules: list[bytes], stop: threading.Eve
 
 async def _stored(names: list[tuple[str, Path]]) -> list[CapturedFile]:
     def store() -> list[CapturedFile]:
-        return [_durable(name, path) for name, path in names if path.exists()]
+        made = (_durable(name, path) for name, path in names)
+        return [file for file in made if file is not None]
 
     return await trio.to_thread.run_sync(store)
 
 
-def _durable(name: str, path: Path) -> CapturedFile:
+def _durable(name: str, path: Path) -> CapturedFile | None:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(_CHUNK_BYTES):
-            digest.update(data)
-        os.fsync(file.fileno())
-        size = file.tell()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK_BYTES):
+                digest.update(data)
+            os.fsync(file.fileno())
+            size = file.tell()
+    except OSError:
+        return None  # Not there, or not to be made durable.
     return CapturedFile(name=name, path=str(path), sha256=digest.hexdigest(), size=size)

@@ -5,13 +5,14 @@ outranks every file: a repository's own hooks, fsmonitor and ownership do not co
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from actors.process.runner import KeeperProcess, SpawnFailed
+from actors.process.runner import KeeperProcess
 from actors.process.tool import ToolResult, run_tool
 
 _PASSED: Final = ("PATH", "LD_LIBRARY_PATH", "TZ")
@@ -136,7 +137,7 @@ class Git:
         )
         if result.code not in ok:
             said = result.stderr[-_MESSAGE_BYTES_MAX:].decode("utf-8", "replace").strip()
-            raise GitFailed(os.fsdecode(words[0]), result.code, said)
+            raise GitFailed(os.fsdecode(words[0]), result.code, without_credentials(said))
         return result
 
     async def text(self, *words: str | bytes, cwd: Path, remote: bool = False) -> str:
@@ -165,9 +166,11 @@ class Git:
         return environment | self._extra
 
 
+def without_credentials(text: str) -> str:
+    """Answer a text without the user and the password of any address in it."""
+    return re.sub(r"://[^/@\s]+@", "://", text)
+
+
 def is_local(repo: str) -> bool:
     """Answer whether a repository's name is a folder of this machine."""
     return repo.startswith(("file://", "/")) or Path(repo).is_dir()
-
-
-__all__ = ["Git", "GitFailed", "GitSetup", "SpawnFailed", "is_local"]

@@ -311,10 +311,13 @@ class JobActor:
                     row = await self._artifacts.adopt(file, self._salt())
                     stored = e.ArtifactStored(name=file.name, digest=row.digest, size=row.size)
                     facts.append(Fact(event=stored, artifacts=(row,)))
-            except (HostError, OSError):
-                # The store can be full or broken; the verdict stands, without what was made.
+            except HostError:
                 return None, []
-            facts.append(captured.reaped)
+            except OSError:
+                # No room on the disk: what could be stored is kept, the end says what it lacks.
+                captured = captured and attrs.evolve(captured, complete=False)
+            if captured is not None:
+                facts.append(captured.reaped)
             return captured, facts
         return None, []
 

@@ -19,7 +19,8 @@ from actors.host import AgentOutcome, Captured, HostError, HostFact, Prepared, R
 from actors.limits import Limits
 from actors.process.identity import Mark, ProcessIdentity
 from actors.process.pool import KeeperPool
-from actors.process.runner import Child, KeeperLost, KeeperProcess, Reaped, SpawnFailed
+from actors.process.reaped import Reaped
+from actors.process.runner import Child, KeeperLost, KeeperProcess, SpawnFailed
 from actors.process.sweep import sweep_run
 from actors.process.tool import Pipes
 from actors.repository import Repositories
@@ -104,7 +105,11 @@ class LocalRun:
         except OSError as error:
             raise host_error_of(error) from error
         try:
-            pipes, child = await self._spawn(self._keeper, launch)
+            pipes = Pipes(stdin=launch.stdin is not None)
+            child = await self._spawn(self._keeper, launch, pipes)
+        except OSError as error:
+            agent.abandon()
+            raise HostError("spawn_failed", f"no pipe for the agent: {error}") from error
         except BaseException:
             agent.abandon()
             raise
@@ -216,8 +221,7 @@ class LocalRun:
             with os.fdopen(fd, "wb") as file:
                 file.write(self._spec.prompt.encode())
 
-    async def _spawn(self, keeper: KeeperProcess, launch: Launch) -> tuple[Pipes, Child]:
-        pipes = Pipes(stdin=launch.stdin is not None)
+    async def _spawn(self, keeper: KeeperProcess, launch: Launch, pipes: Pipes) -> Child:
         try:
             child = await keeper.spawn(
                 launch.argv,
@@ -239,7 +243,7 @@ class LocalRun:
             pipes.close()
             raise
         pipes.close_child_ends()
-        return pipes, child
+        return child
 
     def _environment(self) -> dict[str, str]:
         return {

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 import trio
 
-from actors.git import Git, GitFailed, GitSetup, is_local
+from actors.git import Git, GitFailed, GitSetup, is_local, without_credentials
 from actors.host import HostError
 from actors.process.pool import KeeperPool
 from actors.process.runner import KeeperLost, KeeperProcess, SpawnFailed
@@ -22,6 +22,7 @@ from actors.process.tool import OutputTooLong
 FETCH_DEBOUNCE_S: Final = 15.0
 FETCH_PATIENCE_S: Final = 5.0
 FETCH_LIMIT_S: Final = 600.0
+KEEPER_IDLE_S: Final = 60.0
 _FULL_SHA: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _SHORT_SHA: Final = re.compile(r"[0-9a-f]{7,64}")
 _SHA256_HEX: Final = 64
@@ -86,8 +87,11 @@ class Repository:
         self._keeper: KeeperProcess | None = None
         self._current: Flight | None = None
         self._next: Flight | None = None
+        self._shown = without_credentials(repo)
         self._local = is_local(repo)
         self._fetching = trio.Lock()
+        self._asked = trio.Event()
+        self._flying = False
         self._fetched_at = float("-inf")
 
     async def base(self, ref: str | None, git: Git) -> Base:
@@ -108,17 +112,12 @@ class Repository:
                 known = await self._look_up(ref, git) or (known if why else None)
                 flight = None
             if flight is not None:
-                why = f"{self._repo} did not answer in time; the fetch goes on"
+                why = f"{self._shown} did not answer in time; the fetch goes on"
         if known is None and ref is not None:
             known = await self._fetch_exactly(ref, git)
         if known is None:
             raise HostError("workspace_failed", self._not_found(ref, why), detail=ref)
         return self._answer(known, why)
-
-    async def close(self) -> None:
-        """End the repository's keeper, and a fetch with it."""
-        if self._keeper is not None:
-            await self._keeper.close()
 
     def _answer(self, known: Resolved, why: str | None) -> Base:
         return Base(
@@ -134,7 +133,7 @@ class Repository:
     def _not_found(self, ref: str | None, why: str | None) -> str:
         what = f"ref {ref!r}" if ref is not None else "HEAD"
         reason = f" ({why})" if why else ""
-        return f"{what} was not found in {self._repo}{reason}; name a branch, tag or commit of it"
+        return f"{what} was not found in {self._shown}{reason}; name a branch, tag or commit of it"
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -201,7 +200,10 @@ class Repository:
             if self._current is None:
                 # Taken at once, so that a second caller sees a fetch under way.
                 self._current, self._next = self._next, None
-                self._nursery.start_soon(self._fly)
+                self._asked.set()
+                if not self._flying:
+                    self._flying = True
+                    self._nursery.start_soon(self._fly)
                 return self._current
         return self._next
 
@@ -213,10 +215,22 @@ class Repository:
                 with trio.move_on_after(FETCH_LIMIT_S) as scope:
                     error = await self._fetch()
                 if scope.cancelled_caught:
-                    error = f"{self._repo} did not answer in {FETCH_LIMIT_S:.0f} s"
+                    error = f"{self._shown} did not answer in {FETCH_LIMIT_S:.0f} s"
             finally:
                 flight.land(error)
                 self._current, self._next = self._next, None
+            if self._current is None:
+                await self._rest()
+        self._flying = False
+
+    async def _rest(self) -> None:
+        """Wait for the next fetch for a while; a keeper that nobody wants is closed."""
+        self._asked = trio.Event()
+        with trio.move_on_after(KEEPER_IDLE_S):
+            await self._asked.wait()
+        if self._current is None and self._keeper is not None:
+            keeper, self._keeper = self._keeper, None
+            await keeper.close()
 
     async def _fetch(self) -> str | None:
         started_at = trio.current_time()

@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -16,9 +17,9 @@ from typing import Final
 import attrs
 import trio
 
-from actors.git import Git, GitFailed, SpawnFailed
+from actors.git import Git, GitFailed, without_credentials
 from actors.host import HostError
-from actors.process.runner import KeeperLost
+from actors.process.runner import KeeperLost, SpawnFailed
 from actors.process.tool import OutputTooLong
 from actors.repository import Base, Repository
 from storage import events as e
@@ -35,6 +36,7 @@ _AGENT_GIT_CONFIG: Final = """\
 [init]
 \tdefaultBranch = main
 """
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _INODES_LOW: Final = 16
 _BYTES_LOW: Final = 4 * 1024 * 1024
 
@@ -173,9 +175,9 @@ async def prepare_clone(
         await _clone(place, base, git)
         await _check_out(place, base, request.repo, git)
     except GitFailed as error:
-        raise failure_of_disk(place.layout.data) or HostError(
-            "workspace_failed", f"the checkout of {request.repo} failed: {error}", detail="git"
-        ) from error
+        raise _failure_of_git(error, request.repo, place.layout.data) from error
+    except OSError as error:
+        raise host_error_of(error) from error
     except SpawnFailed as error:
         raise HostError("workspace_failed", f"git can not be run: {error}") from error
     except (KeeperLost, OutputTooLong) as error:
@@ -254,28 +256,35 @@ def host_error_of(error: OSError) -> HostError:
     return HostError("workspace_failed", f"the workspace could not be made: {error}")
 
 
-DISK_FULL_ERRNOS: Final = frozenset({28, 122})  # ENOSPC, EDQUOT
+def _failure_of_git(error: GitFailed, repo: str, folder: Path) -> HostError:
+    """Answer ``disk_full`` when that is why git failed, which its exit code does not tell.
 
-
-def failure_of_disk(folder: Path) -> HostError | None:
-    """Answer ``disk_full`` when the disk has no bytes or inodes left; git does not tell by code."""
+    git removes what it made before it ends, so that the disk may look free again: what the
+    operating system said (in the C locale, always) counts, too.
+    """
+    shown = without_credentials(repo)
     free = os.statvfs(folder)
     inodes = free.f_files > 0 and free.f_favail < _INODES_LOW
-    if inodes or free.f_bavail * free.f_frsize < _BYTES_LOW:
+    said = any(os.strerror(number) in error.message for number in DISK_FULL_ERRNOS)
+    if said or inodes or free.f_bavail * free.f_frsize < _BYTES_LOW:
         what = "inodes" if inodes else "bytes"
-        return HostError("disk_full", f"no {what} left for the workspace", detail=what)
-    return None
+        message = f"no {what} left for the checkout of {shown}"
+        return HostError("disk_full", message, detail=what)
+    return HostError("workspace_failed", f"the checkout of {shown} failed: {error}", detail="git")
 
 
 # --- removal --------------------------------------------------------------------------------------
 
 
 def discard(paths: Iterable[Path], trash: Path) -> list[Path]:
-    """Move paths out of their places, at once, and answer where they are now; blocks shortly."""
+    """Move paths out of their places, at once, and answer where they are now; blocks shortly.
+
+    What is not there, or can not be moved, stays: a sweep finds it again.
+    """
     moved = []
     for path in paths:
         target = trash / f"{path.name}.{os.urandom(6).hex()}"
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             path.rename(target)
             moved.append(target)
     return moved
@@ -286,7 +295,7 @@ def delete(path: Path) -> None:
 
     Links are removed, never followed. What can not be deleted stays for the next try.
     """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with contextlib.suppress(OSError):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
             return

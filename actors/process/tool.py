@@ -142,7 +142,10 @@ async def _keep_first(stream: trio.lowlevel.FdStream, kept: bytearray, bytes_max
 
 
 class Pipes:
-    """The pipes of one child: our ends as streams, its ends as plain files until it has them."""
+    """The pipes of one child: our ends as streams, its ends as plain files until it has them.
+
+    Raises OSError when no more files can be opened.
+    """
 
     def __init__(self, *, stdin: bool, stdout: bool = True) -> None:
         self._child_ends: list[int] = []
@@ -151,13 +154,17 @@ class Pipes:
         self.child_stdout: int | None = None
         self.stdin: trio.lowlevel.FdStream | None = None
         self.stdout: trio.lowlevel.FdStream | None = None
-        if stdin:
-            self.child_stdin, write = os.pipe()
-            self._child_ends.append(self.child_stdin)
-            self.stdin = self._ours(write)
-        if stdout:
-            self.stdout, self.child_stdout = self._reading()
-        self.stderr, self.child_stderr = self._reading()
+        try:
+            if stdin:
+                self.child_stdin, write = os.pipe()
+                self._child_ends.append(self.child_stdin)
+                self.stdin = self._ours(write)
+            if stdout:
+                self.stdout, self.child_stdout = self._reading()
+            self.stderr, self.child_stderr = self._reading()
+        except OSError:
+            self.close()
+            raise
 
     def __enter__(self) -> "Pipes":
         return self

@@ -1,12 +1,14 @@
 """Both implementations of the event log behind one way to open them, with counted seams."""
 
 import random
+import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import trio
 
 from storage.ids import IdSource
 from storage.sqlite_log import SqliteEventLog
@@ -18,13 +20,28 @@ class Died(Exception):
 
 
 class Clock:
-    """A wall clock that goes on by a fixed step at each reading; set ``now`` to move it."""
+    """A wall clock that goes on by a fixed step at each reading; set ``now`` to move it.
+
+    A log reads it while it commits. ``at_next_reading`` is called once, in the trio thread, at
+    just that moment, and the commit waits for it.
+    """
 
     def __init__(self, step_ns: int = 1_000) -> None:
         self.now = 1_700_000_000_000_000_000
         self.step_ns = step_ns
+        self._hook: Callable[[], object] | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+
+    def at_next_reading(self, hook: Callable[[], object]) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._hook = hook
 
     def __call__(self) -> int:
+        hook, self._hook = self._hook, None
+        if hook is not None and threading.current_thread() is threading.main_thread():
+            hook()
+        elif hook is not None:
+            trio.from_thread.run_sync(hook, trio_token=self._token)
         self.now += self.step_ns
         return self.now
 

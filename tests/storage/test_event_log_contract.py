@@ -174,11 +174,10 @@ async def test_what_is_pending_at_the_close_is_committed(maker):
         answers.append(await log.append(submit(number)))
 
     async with maker.open() as log, trio.open_nursery() as nursery:
+        maker.clock.at_next_reading(lambda: nursery.start_soon(log.aclose))
         for number in range(5):
             nursery.start_soon(one, log, number)
-        while log.pending + len(answers) < 5:
-            await trio.lowlevel.checkpoint()
-        await log.aclose()
+        await log.wait_past(4)
 
     async with maker.open() as log:
         assert len(answers) == 5
@@ -197,11 +196,9 @@ async def test_a_cancelled_appender_still_learns_the_outcome(maker):
 
     async with maker.open() as log:
         scope = trio.CancelScope()
+        maker.clock.at_next_reading(scope.cancel)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one, log, scope)
-            while log.pending == 0:
-                await trio.lowlevel.checkpoint()
-            scope.cancel()
 
     assert [record.seq for record in learned] == [1]
     assert scope.cancelled_caught

@@ -139,7 +139,7 @@ async def test_metadata_comes_back_as_the_text_it_was(client) -> None:
     ],
 )
 async def test_a_bad_field_is_422_and_named(client, runtime, field: str, value: object) -> None:
-    """The reply is bounded and says which field is at fault."""
+    """The reply is bounded and says which field is at fault (SV097)."""
     name, _, inner = field.partition(".")
 
     reply = await post(client, OLD_REQUEST | {name: {inner: value} if inner else value})

@@ -164,7 +164,7 @@ def test_a_missing_result_is_no_result_even_at_exit_0():
 
 
 def test_an_error_result_is_a_failure_even_at_exit_0():
-    """Its text comes from the errors, when the result has none."""
+    """Its text comes from the errors, when the result has none (SV050)."""
     agent = jsonl()
     agent.line(b'{"type":"result","is_error":true,"result":"","errors":["x","y"]}')
 

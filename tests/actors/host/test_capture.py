@@ -62,7 +62,7 @@ async def test_the_patch_goes_from_the_base_to_the_final_tree(run_job, repo, clo
 
 
 async def test_committed_and_pushed_work_is_still_the_diff(run_job, new_repo, clone_of):
-    """The diff counts from the recorded base, not from where the agent's branch stands."""
+    """The diff counts from the recorded base, not from where the agent's branch stands (SV017)."""
     bare = new_repo("bare", bare=True)
     source = new_repo("source")
     source.commit("one", a="1\n")
@@ -108,7 +108,10 @@ async def test_commits_in_a_scratch_workspace_are_bundled(run_job):
 
 
 async def test_exact_names(run_job, repo, clone_of):
-    """Blanks, arrows, quotes, newlines, and bytes that are no text, with a stated encoding."""
+    """Blanks, arrows, quotes, newlines, and bytes that are no text, with a stated encoding.
+
+    SV019.
+    """
     done = await run_job(
         "echo 1 > 'a -> b.txt'; echo 2 > 'ä ü.txt'; printf x > 'new\nline.txt';"
         "echo 3 > 'quote\".txt'; echo 4 > \"$(printf '\\377.txt')\"; echo 5 > -n; echo 6 > ' '",

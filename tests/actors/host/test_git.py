@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from actors.git import Git, GitFailed, GitSetup, is_local
+from actors.git import Git, GitFailed, GitSetup, is_local, without_credentials
 from actors.process.pool import open_keeper_pool
 from actors.repository import parse_remote
 
@@ -35,13 +35,17 @@ async def test_an_expected_code_is_an_answer(git, repo):
 
 
 async def test_words_are_english_and_settings_ours(git, repo, monkeypatch):
-    """Locale, user's and system's configuration do not reach git."""
+    """Locale, user's and system's configuration do not reach git (SV008)."""
     monkeypatch.setenv("LANG", "pt_BR.UTF-8")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'user.name=evil'")
 
     listed = await git.text("config", "--list", "--show-scope", cwd=repo.path)
 
+    shown = await git.text("-c", "alias.env=!env", "env", cwd=repo.path)
+
+    assert "LC_ALL=C" in shown.split("\n")
+    assert "GIT_TERMINAL_PROMPT=0" in shown.split("\n")
     assert "evil" not in listed
     assert "system" not in listed
     assert "command\tsafe.directory=*" in listed
@@ -68,7 +72,7 @@ async def test_hooks_and_monitors_of_a_repository_do_not_run(git, repo, tmp_path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 async def test_files_of_another_owner_are_no_obstacle(git, repo):
-    """Ownership is no reason to refuse a repository, per command."""
+    """Ownership is no reason to refuse a repository, per command (SV029)."""
     commit = repo.head()
     for path in (repo.path, *repo.path.rglob("*")):
         os.chown(path, 12345, 12345)
@@ -115,3 +119,16 @@ def test_what_a_remote_says_is_read_exactly():
     }
     assert parse_remote(b"").head is None
     assert parse_remote(b"aa\tHEAD\n").branch is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:secret@host/x failed", "https://host/x failed"),
+        ("'https://token@host/x': no", "'https://host/x': no"),
+        ("git@host:x and a/b@c", "git@host:x and a/b@c"),
+    ],
+)
+def test_credentials_in_an_address_are_not_repeated(text, shown):
+    """An error names the host, not who asked it with which password."""
+    assert without_credentials(text) == shown

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 import uuid
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import trio
 
 from actors import repository as repository_module
 from actors.host import HostError
+from actors.local_host import open_local_host
 from actors.repository import base_folder, remove_stale_locks
 from actors.workspace import delete, discard
 from storage import events as e
@@ -18,7 +20,10 @@ pytestmark = pytest.mark.acceptance
 
 
 async def test_the_default_branch_is_the_remotes(run_job, new_repo, clone_of):
-    """A bare origin whose HEAD is ``trunk`` is checked out on trunk, with its real remote."""
+    """A bare origin whose HEAD is ``trunk`` is checked out on trunk, with its real remote.
+
+    SV010.
+    """
     source = new_repo("source", branch="trunk")
     source.commit("one", a="1\n")
     source.git("branch", "main")
@@ -42,7 +47,7 @@ async def test_the_default_branch_is_the_remotes(run_job, new_repo, clone_of):
 
 
 async def test_a_new_commit_is_seen_by_the_next_job(run_job, new_repo, clone_of):
-    """The base advances with the remote, whatever its branch is called."""
+    """The base advances with the remote, whatever its branch is called (SV011)."""
     repo = new_repo("r", branch="main")
     repo.commit("one")
     await run_job("true", workspace=clone_of(repo))
@@ -55,7 +60,7 @@ async def test_a_new_commit_is_seen_by_the_next_job(run_job, new_repo, clone_of)
 
 
 async def test_an_empty_tree_is_a_checkout(run_job, new_repo, clone_of):
-    """A commit without a file gives an empty tree, and work in it is captured."""
+    """A commit without a file gives an empty tree, and work in it is captured (SV013)."""
     repo = new_repo("r")
     repo.commit("empty")
 
@@ -67,7 +72,7 @@ async def test_an_empty_tree_is_a_checkout(run_job, new_repo, clone_of):
 
 
 async def test_a_history_that_starts_empty_has_its_files(run_job, new_repo, clone_of):
-    """An empty first commit does not hide the files of the second."""
+    """An empty first commit does not hide the files of the second (SV014)."""
     repo = new_repo("r")
     repo.commit("empty")
     repo.commit("readme", README="hi\n")
@@ -154,7 +159,7 @@ async def test_a_folder_that_is_no_repository_is_said_to_be_none(host, spec, tmp
 async def test_a_remote_that_is_gone_makes_a_job_stale_not_failed(
     run_job, repo, clone_of, tmp_path
 ):
-    """A known ref is checked out though the fetch failed; the job says so and why."""
+    """A known ref is checked out though the fetch failed; the job says so and why (SV011)."""
     await run_job("true", workspace=clone_of(repo))
     request = clone_of(repo)
     repo.path.rename(tmp_path / "moved")
@@ -169,7 +174,10 @@ async def test_a_remote_that_is_gone_makes_a_job_stale_not_failed(
 async def test_a_hanging_remote_delays_only_who_needs_it(
     host, spec, run_job, repo, clone_of, monkeypatch
 ):
-    """Known commits need no remote; known branches wait for a while; others go on waiting."""
+    """Known commits need no remote; known branches wait for a while; others go on waiting.
+
+    SV025.
+    """
     monkeypatch.setattr(repository_module, "FETCH_PATIENCE_S", 0.1)
     commit = repo.head()
     await run_job("true", workspace=clone_of(repo))
@@ -194,7 +202,7 @@ async def test_a_hanging_remote_delays_only_who_needs_it(
 
 
 async def test_four_jobs_with_four_refs_see_each_their_own(run_job, repo, clone_of):
-    """Fetches of one base never run at the same time, and none loses a ref."""
+    """Fetches of one base never run at the same time, and none loses a ref (SV023)."""
     await run_job("true", workspace=clone_of(repo))
     commits = {}
     for name in "abcd":
@@ -214,7 +222,7 @@ async def test_four_jobs_with_four_refs_see_each_their_own(run_job, repo, clone_
 
 
 async def test_ten_agents_commit_at_once(run_job, repo, clone_of):
-    """Each job has its own working tree and its own index."""
+    """Each job has its own working tree and its own index (SV020)."""
     done = []
 
     async def one():
@@ -230,7 +238,7 @@ async def test_ten_agents_commit_at_once(run_job, repo, clone_of):
 
 
 async def test_an_agent_can_not_reach_the_base_through_its_objects(host, run_job, repo, clone_of):
-    """No file of a checkout shares its inode with the base."""
+    """No file of a checkout shares its inode with the base (SV026)."""
     done = await run_job(
         "find .git -type f -links +1; find .git -type f -exec sh -c 'echo evil >> \"$1\"' _ {} \\;",
         workspace=clone_of(repo),
@@ -245,7 +253,7 @@ async def test_an_agent_can_not_reach_the_base_through_its_objects(host, run_job
 
 
 async def test_a_collected_base_does_not_break_a_running_job(host, spec, repo, clone_of):
-    """A job borrows no object: force-push, gc and prune of the base do not reach it."""
+    """A job borrows no object: force-push, gc and prune of the base do not reach it (SV028)."""
     run = host.open_run(spec("git fsck --full && git log -1 --format=%s", workspace=clone_of(repo)))
     await run.offer()
     base = base_folder(host.layout.bases, str(repo.path))
@@ -306,10 +314,11 @@ async def test_a_scratch_workspace_is_empty_and_no_repository(run_job):
 
 
 async def test_a_fetch_is_debounced_for_remotes_that_are_not_local(run_job, repo, monkeypatch):
-    """Within fifteen seconds a remote is asked once, unless a ref is missing."""
+    """Within fifteen seconds a remote is asked once, unless a ref is missing (SV118)."""
     monkeypatch.setattr(repository_module, "is_local", lambda _: False)
     request = e.WorkspaceRequest(kind="clone", repo=str(repo.path))
     await run_job("true", workspace=request)
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # The wall clock goes back to 1970.
     repo.commit("second")
     repo.git("branch", "fresh")
 
@@ -321,6 +330,37 @@ async def test_a_fetch_is_debounced_for_remotes_that_are_not_local(run_job, repo
 
     assert again.text == "first\n"
     assert missing.text == "second\n"
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of its own with few inodes and little room."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    options = "size=3m,nr_inodes=200"
+    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "inodes"])
+async def test_a_full_disk_is_disk_full(tiny_disk, spec, repo, clone_of, kind):
+    """Bytes or inodes: the cause says so, nothing of the job is left, other jobs go on."""
+    if kind == "bytes":
+        repo.commit("big", **{f"f{n}": os.urandom(200_000).hex() for n in range(5)})
+    else:
+        repo.commit("many", **{f"f{n}": str(n) for n in range(300)})
+    async with open_local_host(tiny_disk / "d", log_id="log_f", pool_size=0) as host:
+        with pytest.raises(HostError) as failed:
+            await host.open_run(spec(workspace=clone_of(repo))).offer()
+
+        assert failed.value.cause == "disk_full"
+        assert list(host.layout.workspaces.iterdir()) == []
+        scratch = host.open_run(spec())
+        await scratch.offer()
+        await scratch.close()
 
 
 def test_deleting_follows_no_link_and_stops_at_nothing(tmp_path):

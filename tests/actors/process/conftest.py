@@ -33,13 +33,13 @@ class Traces:
 
     async def appear(self, count: int) -> None:
         """Wait until so many are there."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while len(self.pids()) < count:
                 await trio.sleep(0.01)
 
     async def vanish(self) -> None:
         """Wait until none is there."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while self.pids():
                 await trio.sleep(0.01)
 
@@ -77,3 +77,18 @@ def open_fds() -> int:
 def count_fds():
     """Counts the open files of this process."""
     return open_fds
+
+
+def own_children() -> set[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture
+def children():
+    """Answers the pids of this process's children, zombies too.
+
+    Any test before may have made this process a subreaper (a host does, for good), so that it
+    adopts what the service of another test left: only a difference says something.
+    """
+    return own_children

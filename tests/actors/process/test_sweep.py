@@ -25,7 +25,7 @@ async def lose(keeper):
 
 
 async def test_marked_processes_of_a_lost_keeper_are_found(keeper, env, traces):
-    """What kept the mark is ended by it, in a session of its own or not."""
+    """What kept the mark is ended by it, in a session of its own or not (SV047)."""
     script = f"setsid sleep {traces.mark} & sleep {traces.mark} & wait"
     await keeper.spawn(["/bin/sh", "-c", script], env=env | MARK.environment(), cwd="/")
     await traces.appear(2)
@@ -80,7 +80,7 @@ async def test_another_run_and_another_log_are_left_alone(env, traces):
 
 
 async def test_a_pid_with_another_start_time_is_never_signalled(traces):
-    """A recorded pid that has a new owner is nobody of ours."""
+    """A recorded pid that has a new owner is nobody of ours (SV047)."""
     stranger = subprocess.Popen(["sleep", traces.mark])
     now = read_process(stranger.pid)
     for start_time, boot_id in ((now.start_time - 1, current_boot_id()), (now.start_time, "other")):
