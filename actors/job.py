@@ -302,6 +302,7 @@ class JobActor:
 
     async def _capture(self, run: Run) -> tuple[Captured | None, list[e.JobEvent | Fact]]:
         """Store what the run made; answer it with the facts for the batch of the ending."""
+        captured: Captured | None = None
         facts: list[e.JobEvent | Fact] = []
         deadline_s = self._limits.capture_deadline_ms / 1000
         with self._capture_scope, trio.move_on_after(deadline_s):
@@ -315,9 +316,10 @@ class JobActor:
                 return None, []
             except OSError:
                 # No room on the disk: what could be stored is kept, the end says what it lacks.
-                captured = captured and attrs.evolve(captured, complete=False)
-            if captured is not None:
-                facts.append(captured.reaped)
+                if captured is None:
+                    return None, []
+                captured = attrs.evolve(captured, complete=False)
+            facts.append(captured.reaped)
             return captured, facts
         return None, []
 
