@@ -315,9 +315,10 @@ class JobActor:
                 return None, []
             except OSError:
                 # No room on the disk: what could be stored is kept, the end says what it lacks.
-                captured = captured and attrs.evolve(captured, complete=False)
-            if captured is not None:
-                facts.append(captured.reaped)
+                if captured is None:
+                    return None, []
+                captured = attrs.evolve(captured, complete=False)
+            facts.append(captured.reaped)
             return captured, facts
         return None, []
 

@@ -54,7 +54,7 @@ async def app(tmp_path) -> WatchkeeperApp:
 async def test_every_route_is_in_the_reference_and_no_other(app):
     """Method, rule and scope of each, in the table at the top and as a section."""
     text = (REFERENCE / "http.md").read_text()
-    table = set(re.findall(r"^\| \[`([A-Z]+) (\S+)`\]\(#\S+\) \| `?(\w+)`? \|", text, re.M))
+    table = set(re.findall(r"^\| \[`([A-Z]+) (\S+)`\]\(#\S+\) \| `?(\w+)`? \|", text, re.MULTILINE))
     headings = " ".join(line for line in text.splitlines() if line.startswith("## "))
 
     routes = {
@@ -96,7 +96,7 @@ def codes_of_errors(module):
 
 
 def first_cells(page):
-    return set(re.findall(r"^\| `([a-z_]+)` \|", (REFERENCE / page).read_text(), re.M))
+    return set(re.findall(r"^\| `([a-z_]+)` \|", (REFERENCE / page).read_text(), re.MULTILINE))
 
 
 def test_every_error_code_is_in_the_reference_and_no_other():
@@ -109,7 +109,7 @@ def test_every_error_code_is_in_the_reference_and_no_other():
 def test_the_reference_gives_each_status_its_code():
     """The statuses of the table are those that the code answers."""
     text = (REFERENCE / "errors.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| (\d{3})\b", text, re.M))
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d{3})\b", text, re.MULTILINE))
 
     # 503 has the codes of its reasons beside its own, 429 only that of the queue.
     assert {code: rows.get(code) for code in CODE_OF_STATUS.values()} == {
@@ -120,7 +120,7 @@ def test_the_reference_gives_each_status_its_code():
 def test_every_cause_has_its_status_in_the_reference():
     """The table of causes agrees with the code."""
     text = (REFERENCE / "errors.md").read_text()
-    rows = set(re.findall(r"^\| `(\w+)` \| ([a-z]+) \|", text, re.M))
+    rows = set(re.findall(r"^\| `(\w+)` \| ([a-z]+) \|", text, re.MULTILINE))
 
     assert set(e.STATUS_OF_CAUSE.items()) <= rows
 
@@ -212,7 +212,9 @@ def test_the_readmes_second_command_is_what_the_gate_does():
     """All that it installs is locked by hash; the gate takes the same steps."""
     command = commands_of_readme()[1]
     gate = (ROOT / ".ci" / "run").read_text()
-    locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.M))
+    locked = set(
+        re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
 
