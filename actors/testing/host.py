@@ -74,7 +74,9 @@ class Script:
     keeper_lost_s: float = math.inf
     capture: CaptureScript = "ok"
     capture_s: float = 0.1
+    remove_s: float = 0.0
     remove_error: HostError | None = None
+    close_s: float = 0.0
     survives_crash: bool = False
     unknown_s: float = 0.0
     message_error: HostError | None = None
@@ -422,7 +424,7 @@ class FakeRun(Run):
     async def remove(self) -> None:
         """Take the workspace away."""
         self._host.check("remove", self._key)
-        await self._host.wait(0)
+        await self._host.wait(self._script.remove_s)
         if self._script.remove_error is not None:
             raise self._script.remove_error
         if self._world.workspaces.pop(self._key, None):
@@ -432,9 +434,10 @@ class FakeRun(Run):
     async def close(self) -> None:
         """End the keeper and all that can be ended with it."""
         self._host.check("close", self._key)
-        await self._host.wait(0)
+        await self._host.wait(self._script.close_s)
         self._world.kill(self._key)
         self._ended.set()
+        self._host.check("close.done", self._key)
 
 
 class FakeArtifacts:

@@ -145,14 +145,25 @@ class Harness:
         return await self.start()
 
     async def stop(self) -> None:
-        """Drain, as on SIGTERM, and wait for the end."""
+        """Drain, as on SIGTERM, and wait for the end, also for one by a crash."""
         service = self.alive
+        with trio.CancelScope() as scope:
+            self.nursery.start_soon(_cancel_after, service.gone, scope)
+            try:
+                await self._drain(service)
+            except Crashed:
+                pass
+            except AppendRefused:
+                # A service that can not say that it stops ends all the same.
+                self.crash_now()
+            await service.gone.wait()
+
+    async def _drain(self, service: Service) -> None:
         self.supervisor.draining = True
         await self._say(service, e.ServiceDraining(drain_ms=self.limits.drain_ms))
         await self.supervisor.stop()
         await self._say(service, e.ServiceStopped())
         service.stopping.set()
-        await service.gone.wait()
 
     async def _live(self, service: Service) -> None:
         try:
@@ -334,6 +345,7 @@ async def open_world(
     *,
     limits: Limits | None = None,
     boundary: Boundary | None = None,
+    random_bytes: Callable[[int], bytes] | None = None,
     started: bool = True,
 ) -> AsyncGenerator[Harness, None]:
     """Open a world and, unless ``started`` is False, a service in it; crash what lives at the end.
@@ -345,7 +357,7 @@ async def open_world(
     async with trio.open_nursery() as nursery:
         ids = IdSource(
             lambda: EPOCH_NS + round(trio.current_time() * 1e9),
-            random.Random(7).randbytes,  # noqa: S311  not a secret
+            random_bytes or random.Random(7).randbytes,  # noqa: S311  not a secret
         )
         harness = Harness(
             nursery=nursery,

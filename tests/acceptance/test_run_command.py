@@ -87,7 +87,7 @@ def test_a_dirty_checkout_is_said(tmp_path, repository):
 
 def test_ctrl_c_cancels_reaps_and_keeps_the_work(tmp_path, repository):
     """Ctrl-C leaves no process, and a cancelled job whose captured work is there."""
-    script = 'echo kept > kept.txt; setsid sleep 987 & echo re""ady-now; sleep 987'
+    script = 'echo kept > kept.txt; setsid sleep 985.5 & echo re""ady-now; sleep 985.5'
     run = start(tmp_path, "--agent", "shell", "--repo", str(repository), "--json", script)
     for line in run.stderr:
         if "ready-now" in line:
@@ -98,7 +98,7 @@ def test_ctrl_c_cancels_reaps_and_keeps_the_work(tmp_path, repository):
     assert run.returncode == 130, err
     job = json.loads(out)
     assert (job["status"], job["cause"]) == ("cancelled", "cancelled")
-    alive = subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True, check=False)
+    alive = subprocess.run(["pgrep", "-f", "sleep 985.5"], capture_output=True, check=False)
     assert alive.stdout == b""
     replay = subprocess.run(
         [

@@ -181,7 +181,7 @@ def test_a_job_is_run_without_a_server(capsys) -> None:
 @pytest.mark.acceptance
 def test_an_interrupted_run_is_reaped_before_it_returns() -> None:
     """Ctrl-C: the job is cancelled, its processes are gone, the code is 130."""
-    process = start("run", "--agent", "shell", "setsid sleep 987 & echo $! ; sleep 987")
+    process = start("run", "--agent", "shell", "setsid sleep 986.5 & echo $! ; sleep 986.5")
     read_until(process, b"output")
 
     process.send_signal(signal.SIGINT)
@@ -189,7 +189,7 @@ def test_an_interrupted_run_is_reaped_before_it_returns() -> None:
 
     assert code == 130
     assert b"cancelled" in err
-    left = subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True, check=False)
+    left = subprocess.run(["pgrep", "-f", "sleep 986.5"], capture_output=True, check=False)
     assert left.stdout == b""
 
 
