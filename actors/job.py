@@ -308,16 +308,16 @@ class JobActor:
         with self._capture_scope, trio.move_on_after(deadline_s):
             try:
                 captured = await run.capture()
+            except (HostError, OSError):
+                # The disk can be full or broken; the verdict stands, without what was made.
+                return None, []
+            try:
                 for file in captured.files:
                     row = await self._artifacts.adopt(file, self._salt())
                     stored = e.ArtifactStored(name=file.name, digest=row.digest, size=row.size)
                     facts.append(Fact(event=stored, artifacts=(row,)))
-            except HostError:
-                return None, []
             except OSError:
-                # No room on the disk: what could be stored is kept, the end says what it lacks.
-                if captured is None:
-                    return None, []
+                # The store has no room: what it took is kept, the end says that more was made.
                 captured = attrs.evolve(captured, complete=False)
             facts.append(captured.reaped)
             return captured, facts

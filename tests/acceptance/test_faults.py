@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import subprocess
 import threading
 import time
@@ -67,7 +66,7 @@ def until_output(service, job):
 
 
 def descriptors(service):
-    return len(os.listdir(f"/proc/{service.process.pid}/fd"))
+    return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
 
 
 REBASE = """
