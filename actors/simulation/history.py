@@ -36,10 +36,13 @@ class History:
     In the finale all faults are over: what was accepted must end, and nothing may be left.
     ``crash_at`` makes it a calm history, in which the only fault but those of the runs is one
     crash, at the boundary of that number (from 1; 0: none): before an append is taken, before
-    and after its commit, before and after each act on the host.
+    and after its commit, before and after each act on the host. ``again_after`` adds a second
+    crash, so many boundaries after the first (0: none): a small number is one in recovery.
     """
 
-    def __init__(self, seed: int, steps: int | None, crash_at: int | None = None) -> None:
+    def __init__(
+        self, seed: int, steps: int | None, crash_at: int | None = None, again_after: int = 0
+    ) -> None:
         chance = source(seed, "limits")
         self.seed = seed
         self.steps = chance.randint(STEPS_MIN, STEPS_MAX) if steps is None else steps
@@ -67,6 +70,7 @@ class History:
             for action, weight in _WEIGHTED.items()
         ]
         self._armed: int | None = crash_at or None
+        self._again_after = again_after
         self._refusals = source(seed, "refusals")
         self._full_share = 1.0
         self._full_until = 0.0
@@ -311,7 +315,7 @@ class History:
             return
         self._armed -= 1
         if self._armed <= 0:
-            self._armed = None
+            self._armed, self._again_after = self._again_after or None, 0
             recovers = "" if self.harness.service.ready.is_set() else " in recovery"
             self.faults[f"crash{recovers}: {stage}"] += 1
             self.crashed_at.update(f"{name}: {stage}" for name in names)

@@ -44,35 +44,34 @@ class SimulationReport:
 class SimulationFailed(Exception):
     """A promise was broken; the same seed breaks it again."""
 
-    def __init__(self, seed: int, steps: int, reason: str, crash_at: int | None = None) -> None:
-        again = command(seed, steps, crash_at)
+    def __init__(self, seed: int, steps: int, reason: str, again: str) -> None:
         super().__init__(f"seed {seed}, {steps} steps: {reason}\nrepeat: {again}")
         self.seed = seed
         self.steps = steps
         self.reason = reason
-        self.crash_at = crash_at
 
 
-def command(seed: int, steps: int, crash_at: int | None = None) -> str:
+def command(seed: int, steps: int, crash_at: int | None = None, again_after: int = 0) -> str:
     """Answer the command that repeats a history; one with ``crash_at`` is for Python only."""
     if crash_at is None:
         return f"watchkeeper simulate --seed {seed} --steps {steps}"
-    call = f"simulate({seed}, {steps}, crash_at={crash_at})"
+    call = f"simulate({seed}, {steps}, crash_at={crash_at}, again_after={again_after})"
     return f'python -c "from actors.simulation import simulate; {call}"'
 
 
 def simulate(
-    seed: int, steps: int | None = None, *, crash_at: int | None = None
+    seed: int, steps: int | None = None, *, crash_at: int | None = None, again_after: int = 0
 ) -> SimulationReport:
     """Play one history and judge it; the same arguments give the same bytes in the log.
 
     ``steps`` None plays as many as the seed says; fewer play the beginning. ``crash_at`` plays a
-    calm history with one crash, at the boundary of that number; 0: with none. Raises
-    SimulationFailed. Not to be called inside a running trio.
+    calm history with one crash, at the boundary of that number; 0: with none. ``again_after``
+    adds a second one, so many boundaries later. Raises SimulationFailed. Not to be called inside a running trio.
     """
     assert 0 <= seed < SEEDS, "a seed is a number of 63 bits"
-    history = History(seed, steps, crash_at)
+    history = History(seed, steps, crash_at, again_after)
     clock = trio.testing.MockClock(autojump_threshold=0)
+    again = command(seed, history.steps, crash_at, again_after)
     with _deterministic(seed):
         try:
             trio.run(history.play, clock=clock)
@@ -80,9 +79,9 @@ def simulate(
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = "".join(traceback.format_exception(error))
-            raise SimulationFailed(seed, history.steps, reason, crash_at) from error
+            raise SimulationFailed(seed, history.steps, reason, again) from error
     if history.judge.verdict is not None:
-        raise SimulationFailed(seed, history.steps, history.judge.verdict, crash_at)
+        raise SimulationFailed(seed, history.steps, history.judge.verdict, again)
     return SimulationReport(
         seed=seed,
         steps=history.steps,

@@ -1,4 +1,7 @@
-"""Crash at every boundary of calm histories, one crash a history, and print the table.
+"""Crash at every boundary of calm histories, and print the table.
+
+Each boundary is tried twice: with one crash, and with a second one a few boundaries later, which
+is mostly in recovery.
 
 ``python tests/simulation/boundaries.py [SEEDS] [STEPS]``: rows are event types and acts on the
 host, columns the stage at which the service died. Exits 1 when a promise was broken.
@@ -14,11 +17,11 @@ PROCESSES = 2
 STAGES = ("before append", "before commit", "after commit", "before act", "after act")
 
 
-def one(case: tuple[int, int, int]) -> dict[str, int] | str:
+def one(case: tuple[int, int, int, int]) -> dict[str, int] | str:
     """Answer where a history crashed, or why it broke a promise."""
-    seed, steps, crash_at = case
+    seed, steps, crash_at, again = case
     try:
-        return simulate(seed, steps, crash_at=crash_at).crashed_at
+        return simulate(seed, steps, crash_at=crash_at, again_after=again).crashed_at
     except SimulationFailed as failed:
         return str(failed)[-1200:]
 
@@ -26,9 +29,10 @@ def one(case: tuple[int, int, int]) -> dict[str, int] | str:
 def main(seeds: int, steps: int) -> int:
     """Crash everywhere and print the table."""
     cases = [
-        (seed, steps, crash_at)
+        (seed, steps, crash_at, again)
         for seed in range(seeds)
         for crash_at in range(1, simulate(seed, steps, crash_at=0).boundaries + 1)
+        for again in (0, 1 + crash_at % 12)
     ]
     hits: Counter[str] = Counter()
     failures = []
@@ -42,7 +46,7 @@ def main(seeds: int, steps: int) -> int:
     for name in sorted({key.split(": ")[0] for key in hits}):
         counts = [hits[f"{name}: {stage}"] for stage in STAGES]
         print(f"{name:24}" + "".join(f"{count or '-':>15}" for count in counts))
-    print(f"{len(cases)} crashes, {len(failures)} broken")
+    print(f"{len(cases)} histories, {hits.total()} hits, {len(failures)} broken")
     print("\n".join(failures))
     return int(bool(failures))
 
