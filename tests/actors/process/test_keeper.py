@@ -164,9 +164,7 @@ async def test_the_end_of_the_channel_ends_the_tree(pool, env, traces):
     assert read_process(keeper.identity.pid) is None
 
 
-async def test_a_keeper_that_was_stopped_takes_its_processes_along(
-    pool, env, traces, monkeypatch
-):
+async def test_a_keeper_that_was_stopped_takes_its_processes_along(pool, env, traces, monkeypatch):
     """A keeper that does not answer is never killed before what it holds: nothing is orphaned."""
     monkeypatch.setattr("actors.process.runner._EXIT_LIMIT_S", 0.2)
     keeper = await pool.acquire()
@@ -232,6 +230,24 @@ async def test_a_stopped_keeper_counts_as_lost(keeper, env, monkeypatch):
         await keeper.kill_all(deadline_ms=100)
 
     await keeper.close()
+    assert read_process(keeper.identity.pid) is None
+
+
+async def test_a_keeper_that_can_not_be_woken_is_ended_with_its_tree(
+    pool, env, traces, monkeypatch
+):
+    """A keeper that stays stopped is ended together with all that it holds, however hostile."""
+    monkeypatch.setattr("actors.process.runner._EXIT_LIMIT_S", 0.05)
+    monkeypatch.setattr("actors.process.runner.SIGCONT", 0)
+    keeper = await pool.acquire()
+    await start(keeper, env, HOSTILE.format(mark=traces.mark))
+    await traces.appear(8)
+    os.kill(keeper.identity.pid, signal.SIGSTOP)
+
+    with trio.fail_after(10):
+        await keeper.close()
+
+    assert traces.pids() == set()
     assert read_process(keeper.identity.pid) is None
 
 
