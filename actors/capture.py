@@ -6,6 +6,7 @@ capture is exact (``git add`` is not) and works whatever the agent did to its ``
 follows the changes, not the size of the tree, but for one ``lstat`` per file.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -75,6 +76,8 @@ async def capture_run(
     complete = False
     with trio.move_on_after(deadline_ms / 1000):
         complete = await capture.run()
+    if not complete:
+        await trio.to_thread.run_sync(capture.discard_unfinished)
     # Files are hashed after the deadline, too: what was made is worth having.
     made = await _stored([(name, place.captures / name) for name in capture.made])
     return (*files, *made), complete and len(made) == len(capture.made)
@@ -121,6 +124,14 @@ class _TreeCapture:
         await self._in_thread(lambda: self._write_file("files", files_json(changes)))
         await self._archive(changes, tree)
         return not (unread or tree.unread)
+
+    def discard_unfinished(self) -> None:
+        """Give back the room of what was begun: on a full disk the log needs it for the end."""
+        self._stop.set()
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._place.captures.iterdir():
+                if path.name not in self.made:
+                    delete(path)
 
     # --- the tree ------------------------------------------------------------------------------
 

@@ -302,18 +302,23 @@ class JobActor:
 
     async def _capture(self, run: Run) -> tuple[Captured | None, list[e.JobEvent | Fact]]:
         """Store what the run made; answer it with the facts for the batch of the ending."""
+        captured: Captured | None = None
         facts: list[e.JobEvent | Fact] = []
         deadline_s = self._limits.capture_deadline_ms / 1000
         with self._capture_scope, trio.move_on_after(deadline_s):
             try:
                 captured = await run.capture()
+            except (HostError, OSError):
+                # The disk can be full or broken; the verdict stands, without what was made.
+                return None, []
+            try:
                 for file in captured.files:
                     row = await self._artifacts.adopt(file, self._salt())
                     stored = e.ArtifactStored(name=file.name, digest=row.digest, size=row.size)
                     facts.append(Fact(event=stored, artifacts=(row,)))
-            except (HostError, OSError):
-                # The store can be full or broken; the verdict stands, without what was made.
-                return None, []
+            except OSError:
+                # The store has no room: what it took is kept, the end says that more was made.
+                captured = attrs.evolve(captured, complete=False)
             facts.append(captured.reaped)
             return captured, facts
         return None, []

@@ -19,7 +19,8 @@ from actors.host import AgentOutcome, Captured, HostError, HostFact, Prepared, R
 from actors.limits import Limits
 from actors.process.identity import Mark, ProcessIdentity
 from actors.process.pool import KeeperPool
-from actors.process.runner import Child, KeeperLost, KeeperProcess, Reaped, SpawnFailed
+from actors.process.reaped import Reaped
+from actors.process.runner import Child, KeeperLost, KeeperProcess, SpawnFailed
 from actors.process.sweep import sweep_run
 from actors.process.tool import Pipes
 from actors.repository import Repositories

@@ -118,7 +118,7 @@ finds the service when there is no local one.
 def configuration_page() -> str:
     """Answer the text of docs/reference/configuration.md."""
     parts = [CONFIGURATION_HEAD]
-    sources = Sources(environ={"HOME": "~"}, folder=Path("."), file=None)
+    sources = Sources(environ={"HOME": "~"}, folder=Path(), file=None)
     for section in attrs.fields(Settings):
         if not (isinstance(section.type, type) and attrs.has(section.type)):
             continue

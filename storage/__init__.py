@@ -1,0 +1,1 @@
+"""The event log: what happened, and the proof of it."""

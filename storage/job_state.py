@@ -237,14 +237,7 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901
         case e.ProcessSpawned():
             return attrs.evolve(state, keeper=event)
         case e.AgentStarted():
-            return attrs.evolve(
-                state,
-                phase="begun",
-                backend=event.backend,
-                attempts=state.attempts + 1,
-                unbegun_starts=0,
-                begun_at_ns=at_ns,
-            )
+            return _began(state, event, at_ns)
         case e.AgentTurnFinished():
             turns = state.usage.turns + 1
             return attrs.evolve(state, usage=attrs.evolve(state.usage, turns=turns))
@@ -253,36 +246,17 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901
         case e.SessionBound():
             return attrs.evolve(state, agent_session=event.agent_session)
         case e.OutputRecorded():
-            tail = OutputTail(tail=event.tail, offset=event.offset, total=event.offset + event.size)
-            if event.stream == "stdout":
-                return attrs.evolve(state, stdout=tail)
-            return attrs.evolve(state, stderr=tail)
+            return _output_recorded(state, event)
         case e.AgentEnded():
-            return attrs.evolve(
-                state,
-                phase="ended",
-                ended=event,
-                ended_at_ns=at_ns,
-                result=event.result,
-                error=event.error,
-                detail=event.detail,
-            )
+            return _agent_ended(state, event, at_ns)
         case e.ProcessReaped():
             return attrs.evolve(state, reaped_left=event.left)
         case e.ArtifactStored():
-            stored = ArtifactView(
-                name=event.name, digest=event.digest, size=event.size, epoch=record.epoch
-            )
-            kept = tuple(
-                a for a in state.artifacts if (a.name, a.epoch) != (stored.name, stored.epoch)
-            )
-            return attrs.evolve(state, artifacts=(*kept, stored))
+            return _artifact_stored(state, event, record.epoch)
         case e.RunInterrupted():
             return attrs.evolve(state, phase="interrupted", interrupted_why=event.why)
         case e.JobRequeued():
-            return attrs.evolve(
-                state, status="queued", phase="queued", keeper=None, workspace=None, reaped_left=0
-            )
+            return _requeued(state)
         case e.JobCompleted() | e.JobFailed() | e.JobTimedOut() | e.JobErrored() | e.JobCancelled():
             return _ended_for_good(state, event, at_ns)
         case e.WorkspaceRemoved():
@@ -290,13 +264,7 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901
         case e.SlotReleased():
             return attrs.evolve(state, slot_quarantined=False, left=0)
         case e.ArtifactErased():
-            return attrs.evolve(
-                state,
-                artifacts=tuple(
-                    attrs.evolve(a, erased=a.erased or a.digest == event.digest)
-                    for a in state.artifacts
-                ),
-            )
+            return _artifact_erased(state, event)
         case e.PayloadErased():
             return attrs.evolve(state, erased=state.erased | frozenset(event.digests))
         case e.AgentToolCalled() | e.AgentMessaged() | e.WebhookDelivered() | e.WebhookGivenUp():
@@ -314,6 +282,55 @@ def _apply(state: JobState, record: Recorded) -> JobState:  # noqa: C901
             raise IllegalTransition(record.stream, state.phase, record.type)
         case _:
             assert_never(event)
+
+
+def _began(state: JobState, event: e.AgentStarted, at_ns: int) -> JobState:
+    return attrs.evolve(
+        state,
+        phase="begun",
+        backend=event.backend,
+        attempts=state.attempts + 1,
+        unbegun_starts=0,
+        begun_at_ns=at_ns,
+    )
+
+
+def _output_recorded(state: JobState, event: e.OutputRecorded) -> JobState:
+    tail = OutputTail(tail=event.tail, offset=event.offset, total=event.offset + event.size)
+    if event.stream == "stdout":
+        return attrs.evolve(state, stdout=tail)
+    return attrs.evolve(state, stderr=tail)
+
+
+def _agent_ended(state: JobState, event: e.AgentEnded, at_ns: int) -> JobState:
+    return attrs.evolve(
+        state,
+        phase="ended",
+        ended=event,
+        ended_at_ns=at_ns,
+        result=event.result,
+        error=event.error,
+        detail=event.detail,
+    )
+
+
+def _requeued(state: JobState) -> JobState:
+    return attrs.evolve(
+        state, status="queued", phase="queued", keeper=None, workspace=None, reaped_left=0
+    )
+
+
+def _artifact_stored(state: JobState, event: e.ArtifactStored, epoch: int) -> JobState:
+    stored = ArtifactView(name=event.name, digest=event.digest, size=event.size, epoch=epoch)
+    kept = tuple(a for a in state.artifacts if (a.name, a.epoch) != (stored.name, stored.epoch))
+    return attrs.evolve(state, artifacts=(*kept, stored))
+
+
+def _artifact_erased(state: JobState, event: e.ArtifactErased) -> JobState:
+    artifacts = tuple(
+        attrs.evolve(a, erased=a.erased or a.digest == event.digest) for a in state.artifacts
+    )
+    return attrs.evolve(state, artifacts=artifacts)
 
 
 def _started(state: JobState, record: Recorded, event: e.JobStarted) -> JobState:

@@ -46,6 +46,18 @@ def add(routes: Routes, web: Web) -> None:
         state = await reads.wait_terminal(log, job_id, timeout_s)
         return reply(await reads.job_view(log, state))
 
+    routes.post("/execute", execute)
+    routes.get("/jobs", list_jobs)
+    routes.get("/jobs/<job_id>", show_job)
+    routes.get("/jobs/<job_id>/wait", wait_job)
+    _add_to_one(routes, web)
+
+
+def _add_to_one(routes: Routes, web: Web) -> None:
+    """Add what is said to one job, or asked of its actor."""
+    runtime = web.runtime
+    log = runtime.log
+
     async def cancel_job(job_id: str) -> Response:
         before = await reads.job_state(log, job_id)
         answer = await runtime.cancel(before.job_id, by=principal().name, request_id=request_id())
@@ -63,10 +75,6 @@ def add(routes: Routes, web: Web) -> None:
         state = await reads.job_state(log, job_id)
         return json_reply(views.why_view(state.job_id, await runtime.why(state.job_id)))
 
-    routes.post("/execute", execute)
-    routes.get("/jobs", list_jobs)
-    routes.get("/jobs/<job_id>", show_job)
-    routes.get("/jobs/<job_id>/wait", wait_job)
     routes.post("/jobs/<job_id>/cancel", cancel_job)
     routes.post("/jobs/<job_id>/messages", message_job)
     routes.get("/jobs/<job_id>/why", why_job)

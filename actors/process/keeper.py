@@ -384,8 +384,6 @@ def main() -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
-    if null > 2:
-        os.close(null)
     with contextlib.suppress(OSError):
         os.setsid()
     os.chdir("/")

@@ -6,7 +6,8 @@ from typing import Final
 
 import trio
 
-from actors.process.runner import KeeperLost, KeeperProcess, KeeperRegistry, run_keeper
+from actors.process.registry import KeeperRegistry
+from actors.process.runner import KeeperLost, KeeperProcess, run_keeper
 
 _RETRY_S: Final = 1.0
 

@@ -10,26 +10,24 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from signal import SIGCONT, SIGKILL
+from signal import SIGCONT
 from subprocess import DEVNULL
 from typing import Any, Final
 
-import attrs
 import trio
 
 from actors.process.identity import ProcessIdentity, current_boot_id
 from actors.process.keeper import FRAME_BYTES_MAX
-from actors.process.process_table import (
-    descendants,
-    process_table,
-    read_process,
-    send_signal,
-)
+from actors.process.process_table import read_process
+from actors.process.reaped import Reaped
+from actors.process.registry import KeeperRegistry
+from actors.process.sweep import sweep_tree
 
 KEEPER_FILE: Final = Path(__file__).with_name("keeper.py")
 _SEND_LIMIT_S: Final = 5.0
 _REPLY_SLACK_S: Final = 2.0
 _EXIT_LIMIT_S: Final = 10.0
+_TAKEOVER_LIMIT_MS: Final = 60_000
 _READ_BYTES: Final = 65_536
 _HEADER_BYTES: Final = 4
 
@@ -48,25 +46,6 @@ class SpawnFailed(Exception):
         super().__init__(f"{text} (errno {errno})")
         self.errno = errno
         self.text = text
-
-
-@attrs.frozen(kw_only=True)
-class Reaped:
-    """What was seen to end since the last report; ``pids`` is bounded, ``seen`` counts all."""
-
-    pids: tuple[tuple[int, str], ...] = ()
-    seen: int = 0
-    left: int = 0
-    duration_ms: int = 0
-
-    def plus(self, other: "Reaped") -> "Reaped":
-        """Answer both reports as one; ``left`` is that of the later, the other."""
-        return Reaped(
-            pids=self.pids + other.pids,
-            seen=self.seen + other.seen,
-            left=other.left,
-            duration_ms=self.duration_ms + other.duration_ms,
-        )
 
 
 class Child:
@@ -196,7 +175,7 @@ class KeeperProcess:
         """Kill every process that it holds, however deep, and answer what ended.
 
         Waits until none is left or the deadline is over (``left`` says so). Raises KeeperLost; a
-        keeper that does not answer (an agent may have stopped it) is killed and counts as lost.
+        keeper that does not answer (an agent may have stopped it) counts as lost.
         """
         self._number += 1
         token = self._number
@@ -235,21 +214,17 @@ class KeeperProcess:
         self._empty.set()
 
     async def bury(self) -> None:
-        """Let it end by itself, kill it if it can not, and reap it; tell all who wait."""
-        self._channel.close()
-        self._mark_lost()
+        """Let it end by itself with all that it holds, end it if it can not, and reap it.
+
+        A keeper is not killed as long as it holds anything: its death would set that free.
+        """
+        self._abandon()
         with trio.move_on_after(_EXIT_LIMIT_S):
             await self._process.wait()
-        while self._process.returncode is None:
-            # Not killed while it holds anything: what it holds would lose its only owner. It may
-            # be slow (many processes), or stopped by the agent: help, wake it, and wait again.
-            held = await trio.to_thread.run_sync(kill_descendants, self.identity.pid)
-            self._process.send_signal(SIGCONT)
-            with trio.move_on_after(_EXIT_LIMIT_S):
-                await self._process.wait()
-            if held == 0 and self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
+        if self._process.returncode is None:
+            await sweep_tree(self.identity, deadline_ms=_TAKEOVER_LIMIT_MS)
+            self._process.kill()
+            await self._process.wait()
         self._gone.set()
 
     def _mark_lost(self) -> None:
@@ -262,7 +237,9 @@ class KeeperProcess:
             done.set()
 
     def _abandon(self) -> None:
-        self._process.kill()
+        # It kills all at the end of file; an agent may have stopped it before.
+        if self._process.returncode is None:
+            self._process.send_signal(SIGCONT)
         self._channel.close()
         self._mark_lost()
 
@@ -335,18 +312,6 @@ class KeeperProcess:
                 raise KeeperLost
 
 
-@attrs.frozen
-class KeeperRegistry:
-    """The keepers of this service that were not reaped yet.
-
-    ``forking`` is held while one is started: who holds it knows that every child of the service
-    that is not in ``pids`` is none of its keepers.
-    """
-
-    pids: set[int] = attrs.field(factory=set)
-    forking: trio.Lock = attrs.field(factory=trio.Lock)
-
-
 async def run_keeper(
     registry: KeeperRegistry,
     mechanism: str = "subreaper",
@@ -398,11 +363,3 @@ def _keeper_environment() -> dict[str, str]:
 
 def _fd_bytes(fd: int) -> bytes:
     return fd.to_bytes(4, sys.byteorder)
-
-
-def kill_descendants(pid: int) -> int:
-    """Kill what is below a process now; answer how many that were, 0: none is left."""
-    found = [process for process in descendants({pid}, process_table()) if not process.dead]
-    for process in found:
-        send_signal(process, SIGKILL)
-    return len(found)

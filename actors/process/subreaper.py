@@ -41,8 +41,8 @@ class Subreaper:
     def signal(self, sig: int) -> None:
         """Signal all; the stopped ones are woken, so that they can act on it."""
         for process in self.members():
-            if send_signal(process, sig) and sig not in (_SIGKILL, _SIGSTOP):
-                send_signal(process, _SIGCONT)
+            if self._send(process, sig) and sig not in (_SIGKILL, _SIGSTOP):
+                self._send(process, _SIGCONT)
 
     def freeze(self, deadline: float) -> list[Process]:
         """Stop all until a look finds no process that was not stopped; answer them."""
@@ -57,7 +57,7 @@ class Subreaper:
                 break
             for process in fresh:
                 stopped[process.pid, process.start_time] = process
-                send_signal(process, _SIGSTOP)
+                self._send(process, _SIGSTOP)
             if time.monotonic() > deadline:
                 break
         return list(stopped.values())
@@ -65,7 +65,7 @@ class Subreaper:
     def kill(self, frozen: list[Process]) -> None:
         """Kill what was frozen."""
         for process in frozen:
-            send_signal(process, _SIGKILL)
+            self._send(process, _SIGKILL)
 
     def take_end(self) -> tuple[int, int, int]:
         """Reap one: answer its pid twice and its raw status; pid 0: none has ended.
@@ -78,3 +78,13 @@ class Subreaper:
     def outside(self, pid: int) -> int:
         """Answer the pid itself: there is one numbering."""
         return pid
+
+    def _send(self, process: Process, sig: int) -> bool:
+        if process.ppid != os.getpid():
+            return send_signal(process, sig)
+        # A child of ours keeps its pid until we reap it, in this thread: no need to look twice.
+        try:
+            os.kill(process.pid, sig)
+        except OSError:
+            return False
+        return True

@@ -24,7 +24,8 @@ from actors.process.process_table import (
     read_process,
     send_signal,
 )
-from actors.process.runner import KeeperRegistry, Reaped
+from actors.process.reaped import Reaped
+from actors.process.registry import KeeperRegistry
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PAUSE_S: Final = 0.005
@@ -55,11 +56,21 @@ async def sweep_run(
         return await trio.to_thread.run_sync(_sweep, search, deadline_ms)
 
 
-async def sweep_log(
-    log_id: str, *, keep: frozenset[tuple[str, int]], deadline_ms: int
+async def sweep_tree(keeper: ProcessIdentity, *, deadline_ms: int) -> Reaped:
+    """Kill a recorded process with all that descends from it."""
+    search = _Search(mark=None, keeper=keeper, registry=None)
+    return await trio.to_thread.run_sync(_sweep, search, deadline_ms)
+
+
+async def marks_of_log(log_id: str) -> frozenset[Mark]:
+    """Answer the runs of this log of which a process is there, by the marks they carry."""
+    return frozenset(await trio.to_thread.run_sync(_marks_of_log, log_id))
+
+
+async def sweep_marked(
+    found: frozenset[Mark], *, keep: frozenset[tuple[str, int]], deadline_ms: int
 ) -> list[Reaped]:
-    """Kill every process that carries this log's mark and belongs to no run in ``keep``."""
-    found = await trio.to_thread.run_sync(_marks_of_log, log_id)
+    """Kill every process that carries one of the marks and belongs to no run in ``keep``."""
     return [
         await sweep_run(mark, deadline_ms=deadline_ms)
         for mark in sorted(found, key=str)
@@ -69,7 +80,7 @@ async def sweep_log(
 
 @attrs.frozen(kw_only=True)
 class _Search:
-    mark: Mark
+    mark: Mark | None
     keeper: ProcessIdentity | None
     registry: KeeperRegistry | None
 
@@ -78,13 +89,21 @@ class _Search:
         table = process_table()
         me = os.getpid()
         above = _ancestors(me, table)
-        roots = {pid for pid in table if pid not in above and self.mark.marks(environment_of(pid))}
+        roots = {pid for pid in table.keys() - above if self._is_marked(pid)}
         if self.keeper is not None and self._is_keeper(table.get(self.keeper.pid)):
             roots.add(self.keeper.pid)
         roots |= self._orphans(table, me)
         assert not roots & above, "the service never ends itself"
         below = descendants(roots, table)
         return [*(table[pid] for pid in roots), *below]
+
+    def ours_to_reap(self, process: Process) -> bool:
+        """Answer whether it is a child of ours that nobody waits for; the keeper's owner does."""
+        is_keeper = self.keeper is not None and process.pid == self.keeper.pid
+        return process.ppid == os.getpid() and not is_keeper
+
+    def _is_marked(self, pid: int) -> bool:
+        return self.mark is not None and self.mark.marks(environment_of(pid))
 
     def _is_keeper(self, process: Process | None) -> bool:
         return (
@@ -119,8 +138,8 @@ def _sweep(search: _Search, deadline_ms: int) -> Reaped:
         found = search.find()
         for process in found:
             ended.setdefault((process.pid, process.start_time), "gone")
-        _reap_own(found, ended)
-        left = sum(not _is_over(process) for process in found)
+        _reap_own(found, search, ended)
+        left = sum(not _is_over(process, search) for process in found)
         if left == 0 or time.monotonic() > deadline:
             break
         fresh = [p for p in found if (p.pid, p.start_time) not in stopped and not p.dead]
@@ -137,18 +156,16 @@ def _sweep(search: _Search, deadline_ms: int) -> Reaped:
     return Reaped(pids=pids, seen=len(ended), left=left, duration_ms=elapsed_ms)
 
 
-def _is_over(process: Process) -> bool:
+def _is_over(process: Process, search: _Search) -> bool:
     now = read_process(process.pid)
-    return now is None or now.start_time != process.start_time or (now.dead and not _ours(now))
+    if now is None or now.start_time != process.start_time:
+        return True
+    return now.dead and not search.ours_to_reap(now)
 
 
-def _ours(process: Process) -> bool:
-    return process.ppid == os.getpid()
-
-
-def _reap_own(found: list[Process], ended: dict[tuple[int, int], str]) -> None:
+def _reap_own(found: list[Process], search: _Search, ended: dict[tuple[int, int], str]) -> None:
     for process in found:
-        if process.dead and _ours(process):
+        if process.dead and search.ours_to_reap(process):
             try:
                 pid, status = os.waitpid(process.pid, os.WNOHANG)
             except ChildProcessError:

@@ -84,8 +84,7 @@ class Harness:
         self.store.after.append(self._wake)
 
     def _wake(self, _batch: Batch) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
+        self._wake_all()
 
     def clock_ns(self) -> int:
         """Answer the wall clock: virtual time, and its jumps."""
@@ -211,6 +210,7 @@ class Harness:
                 self.crash_now()
                 raise Crashed from refused
             service.ready.set()
+            self._wake_all()
             await service.stopping.wait()
             nursery.cancel_scope.cancel()
 
@@ -276,13 +276,19 @@ class Harness:
             agent=state.submitted.agent,
             backend="fake",
             prompt=prompt.decode(),
+            model=state.submitted.model,
             workspace=state.submitted.workspace,
             timeout_ms=state.submitted.timeout_ms,
             max_budget_microusd=state.submitted.max_budget_microusd,
             grace_ms=self.limits.grace_ms,
             output_bytes_max=self.limits.output_bytes_max,
+            session_id=state.submitted.session_id,
         )
-        return RunRecipe(spec=spec, agent_digest="d" * 64)
+        return RunRecipe(spec=self._refine(spec), agent_digest="d" * 64)
+
+    def _refine(self, spec: RunSpec) -> RunSpec:
+        """Answer the spec as the definition of its agent makes it."""
+        return spec
 
     # --- what a client does ----------------------------------------------------------------------
 
@@ -326,7 +332,7 @@ class Harness:
         return state
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something is true of the log; at once if it is already."""
+        """Wait until something is true of the log or the service; at once if it is already."""
         while not true():
             await self.changed.wait()
 

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import subprocess
 import threading
 import time
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from storage.verify import verify
 from tests.acceptance.conftest import Service
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
@@ -68,7 +68,7 @@ def until_output(service, job):
 
 
 def descriptors(service):
-    return len(os.listdir(f"/proc/{service.process.pid}/fd"))
+    return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
 
 
 REBASE = """
@@ -275,6 +275,43 @@ def test_a_disk_without_inodes_is_a_disk_that_is_low(few_inodes):
     assert (status, json.loads(data)["code"]) == (503, "disk_low")
     assert host["inodes_free"] < 200
     assert host["disk_free_bytes"] > 256 * 1024 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system that a job can fill, in bytes and in files."""
+    folder = tmp_path / "small"
+    if not mounted(folder, "nr_inodes=3000,size=400m"):
+        pytest.skip("no right to mount a file system here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def has_room(host):
+    return host["disk_free_bytes"] > 300 * 1024 * 1024 and host["inodes_free"] > 2000
+
+
+MANY_FILES = "i=0; while [ $i -lt 5000 ]; do : > f$i || exit 7; i=$((i+1)); done"
+BIG_FILE = "head -c 500m /dev/zero > big"
+
+
+def test_a_job_that_fills_the_disk_ends_and_gives_it_back(small_disk):
+    """SV034: out of inodes or out of bytes, its end is written and the next job runs."""
+    service = Service(small_disk / "data", QUICK).start()
+    try:
+        ends = []
+        for script in (MANY_FILES, BIG_FILE):
+            ends.append(service.wait(service.execute(script)))
+            until(lambda: has_room(service.json("/health")["host"]))
+        after = service.wait(service.execute("echo fine"))
+        assert service.json("/health")["host"]["degraded"] == []
+    finally:
+        service.stop()
+
+    assert {view["artifacts"]["state"] for view in ends} == {"incomplete"}
+    assert {view["cause"] for view in ends} <= {"agent_exit", "disk_full"}
+    assert after["output"] == ["fine"]
+    assert verify(small_disk / "data" / "log.db", small_disk / "data" / "artifacts").ok
 
 
 def test_ignored_data_of_a_repository_costs_nothing(service, repository):

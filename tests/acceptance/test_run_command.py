@@ -101,8 +101,16 @@ def test_ctrl_c_cancels_reaps_and_keeps_the_work(tmp_path, repository):
     alive = subprocess.run(["pgrep", "-f", "sleep 985.5"], capture_output=True, check=False)
     assert alive.stdout == b""
     replay = subprocess.run(
-        [sys.executable, "-m", "web", "replay", job["job_id"], "--json"]
-        + ["--data", str(tmp_path / "data")],
+        [
+            sys.executable,
+            "-m",
+            "web",
+            "replay",
+            job["job_id"],
+            "--json",
+            "--data",
+            str(tmp_path / "data"),
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=True,

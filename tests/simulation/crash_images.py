@@ -357,7 +357,8 @@ def main():
     for name, count in sorted(outcome.counts.items()):
         print(f"{count:8} {name}")
     print(f"{len(outcome.problems)} problems in {time.monotonic() - began:.0f} s")
-    print(*outcome.problems, sep="\n")
+    for problem in outcome.problems:
+        print(problem)
     return 1 if outcome.problems else 0
 
 

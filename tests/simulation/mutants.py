@@ -36,16 +36,6 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "        while job in self._cancelling:\n            await self._cancelling[job].wait()\n",
         "        if job in self._cancelling:\n            return 'accepted'\n",
     ),
-    "a job is given back without a look": (
-        "actors/stream.py",
-        "            if self.state.cancel_requested_by is not None:\n                return False\n",
-        "",
-    ),
-    "a stream that was handed over still appends": (
-        "actors/stream.py",
-        "                if self._handed_over:\n                    raise HandedOver\n",
-        "",
-    ),
     "the last of the queue starts first": (
         "actors/admission.py",
         "entry = self._order.pop(0)",

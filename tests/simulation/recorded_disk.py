@@ -2,10 +2,9 @@
 
 :class:`RecordingVfs` is SQLite's own unix file layer with a memory; :class:`RecordedConnection`
 is the part of ``sqlite3.Connection`` that storage uses, over apsw, whose SQLite takes a file
-layer written in Python. Measured with strace: the SQLite 3.40.1 of Python's ``sqlite3`` and the
-3.54.1 of apsw do the same 836 writes, truncates, syncs (three of them of the folder) and deletes
-in the same order for the same appends. :class:`CrashDisk` plays the record up to a point and
-builds images.
+layer written in Python. For the same appends it does the same 836 operations in the same order,
+folder syncs among them, as the SQLite of Python's ``sqlite3`` (3.54.1 and 3.40.1; measured by
+compare_with_strace.py). :class:`CrashDisk` plays the record up to a point and builds images.
 
 What a cut may leave is what POSIX and SQLite's own assumptions allow: bytes that were synced are
 there; of the writes since, each sector of each write is there, torn or not; a file that has grown

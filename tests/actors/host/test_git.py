@@ -42,6 +42,10 @@ async def test_words_are_english_and_settings_ours(git, repo, monkeypatch):
 
     listed = await git.text("config", "--list", "--show-scope", cwd=repo.path)
 
+    shown = await git.text("-c", "alias.env=!env", "env", cwd=repo.path)
+
+    assert "LC_ALL=C" in shown.split("\n")
+    assert "GIT_TERMINAL_PROMPT=0" in shown.split("\n")
     assert "evil" not in listed
     assert "system" not in listed
     assert "command\tsafe.directory=*" in listed

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 import uuid
 from pathlib import Path
 
@@ -317,6 +318,7 @@ async def test_a_fetch_is_debounced_for_remotes_that_are_not_local(run_job, repo
     monkeypatch.setattr(repository_module, "is_local", lambda _: False)
     request = e.WorkspaceRequest(kind="clone", repo=str(repo.path))
     await run_job("true", workspace=request)
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # The wall clock goes back to 1970.
     repo.commit("second")
     repo.git("branch", "fresh")
 

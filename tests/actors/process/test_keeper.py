@@ -268,6 +268,24 @@ async def test_a_stopped_keeper_counts_as_lost(keeper, env, monkeypatch):
     assert read_process(keeper.identity.pid) is None
 
 
+async def test_a_keeper_that_can_not_be_woken_is_ended_with_its_tree(
+    pool, env, traces, monkeypatch
+):
+    """A keeper that stays stopped is ended together with all that it holds, however hostile."""
+    monkeypatch.setattr("actors.process.runner._EXIT_LIMIT_S", 0.05)
+    monkeypatch.setattr("actors.process.runner.SIGCONT", 0)
+    keeper = await pool.acquire()
+    await start(keeper, env, HOSTILE.format(mark=traces.mark))
+    await traces.appear(8)
+    os.kill(keeper.identity.pid, signal.SIGSTOP)
+
+    with trio.fail_after(10):
+        await keeper.close()
+
+    assert traces.pids() == set()
+    assert read_process(keeper.identity.pid) is None
+
+
 async def test_nothing_leaks_over_many_keepers(mechanism, count_fds, children):
     """Open files return to where they were, and no child is left as a zombie."""
     before, others = count_fds(), children()
