@@ -138,8 +138,17 @@ def own_zombies():
     return sum(process.dead for process in process_table().values() if process.ppid == me)
 
 
+def links():
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(path.readlink()))
+    return found
+
+
 def open_files():
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """How many, without those of the trash, which is emptied in its own time."""
+    return sum("/trash" not in link for link in links())
 
 
 async def settled(files, zombies):
@@ -147,6 +156,8 @@ async def settled(files, zombies):
     with trio.move_on_after(SETTLE_S):
         while open_files() > files or own_zombies() > zombies:
             await trio.sleep(0.005)
+    if open_files() > files:
+        print(f"open: {sorted(links())}", file=sys.stderr)
     return max(0, open_files() - files), max(0, own_zombies() - zombies)
 
 
