@@ -3,8 +3,8 @@
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 
 import trio
 
@@ -15,8 +15,10 @@ from actors.simulation.chance import ScriptedBug, draw_script, source
 from actors.simulation.inspection import contradictions
 from actors.simulation.judge import Judge
 from actors.testing import Crashed, Harness, RunKey, open_world
+from storage.batch import Batch
 from storage.errors import AppendRefused, DiskFull, JobUnknown, LogBusy, OutcomeUnknown
 from storage.event_log import Append
+from storage.events import event_type
 from storage.ids import SERVICE_STREAM, JobId
 
 STEPS_MIN: Final = 60
@@ -32,13 +34,21 @@ class History:
     """Plays ``steps`` steps of a seed (None: as many as the seed says) and ends in a finale.
 
     In the finale all faults are over: what was accepted must end, and nothing may be left.
+    ``crash_at`` makes it a calm history, in which the only fault but those of the runs is one
+    crash, at the boundary of that number (from 1; 0: none): before an append is taken, before
+    and after its commit, before and after each act on the host. ``again_after`` adds a second
+    crash, so many boundaries after the first (0: none): a small number is one in recovery.
     """
 
-    def __init__(self, seed: int, steps: int | None) -> None:
+    def __init__(
+        self, seed: int, steps: int | None, crash_at: int | None = None, again_after: int = 0
+    ) -> None:
         chance = source(seed, "limits")
         self.seed = seed
         self.steps = chance.randint(STEPS_MIN, STEPS_MAX) if steps is None else steps
         self.faults: Counter[str] = Counter()
+        self.crashed_at: Counter[str] = Counter()
+        self.boundaries = 0
         self.acknowledged: dict[JobId, int] = {}
         self.keys: dict[str, tuple[str, JobId]] = {}
         self._limits = Limits(
@@ -54,11 +64,13 @@ class History:
         )
         self._chance = source(seed, "steps")
         # Each history has some of the faults: a frequent one would hide what another one shows.
+        share = 0.7 if crash_at is None else 0.0
         self._weights = [
-            weight if action in _CLIENTS or chance.random() < 0.7 else 0
+            weight if action in _CLIENTS or chance.random() < share else 0
             for action, weight in _WEIGHTED.items()
         ]
-        self._armed: int | None = None
+        self._armed: int | None = crash_at or None
+        self._again_after = again_after
         self._refusals = source(seed, "refusals")
         self._full_share = 1.0
         self._full_until = 0.0
@@ -83,9 +95,9 @@ class History:
             self.harness = harness
             self.judge = Judge(harness.world, self._limits, self._scope.cancel)
             harness.refuse = self._refuse
-            harness.store.before.append(lambda _batch: self._boundary("commit.before"))
+            harness.store.before.append(lambda batch: self._at_commit("before", batch))
             harness.store.after.append(self.judge.committed)
-            harness.store.after.append(lambda _batch: self._boundary("commit.after"))
+            harness.store.after.append(lambda batch: self._at_commit("after", batch))
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._keep_running)
@@ -131,8 +143,7 @@ class History:
         self.judge.demand(not scope.cancelled_caught, f"not over in the end: {waiting}")
 
     async def _up(self) -> None:
-        while not self._is_up:
-            await trio.sleep(1)
+        await self.harness.until(lambda: self._is_up)
 
     @property
     def _is_up(self) -> bool:
@@ -201,7 +212,8 @@ class History:
 
     async def _submit(self, chance: random.Random, key: str | None) -> None:
         prompt = f"prompt {key}" if chance.random() < 0.9 else "another"
-        fields = {
+        # Any: the values of the request's fields.
+        fields: dict[str, Any] = {
             "priority": chance.choice((0, 0, 0, 5, -5)),
             "max_attempts": chance.choice((1, 1, 2, 3)),
             "timeout_ms": chance.choice((500, 5_000, 60_000)),
@@ -289,21 +301,30 @@ class History:
         if verb == "close.done":
             assert key is not None, "what is closed is a run"
             self.judge.closed(key)
-        self._boundary(f"host.{verb}")
+        done = verb.endswith(".done")
+        self._boundary("after act" if done else "before act", (verb.removesuffix(".done"),))
 
-    def _boundary(self, where: str) -> None:
+    def _at_commit(self, when: str, batch: Batch) -> None:
+        # Of a batch, each type once, in its order.
+        self._boundary(f"{when} commit", dict.fromkeys(record.type for record in batch.records))
+
+    def _boundary(self, stage: str, names: Iterable[str]) -> None:
         """Crash here, if a crash is due at this boundary."""
+        self.boundaries += not self._over
         if self._armed is None or self.harness.service is None:
             return
         self._armed -= 1
         if self._armed <= 0:
-            self._armed = None
-            in_recovery = "" if self.harness.service.ready.is_set() else "in recovery, "
-            self.faults[f"crash: {in_recovery}{where}"] += 1
+            self._armed, self._again_after = self._again_after or None, 0
+            recovers = "" if self.harness.service.ready.is_set() else " in recovery"
+            self.faults[f"crash{recovers}: {stage}"] += 1
+            self.crashed_at.update(f"{name}: {stage}" for name in names)
             self.harness.crash_now()
             raise Crashed
 
     def _refuse(self, request: Append) -> AppendRefused | None:
+        types = dict.fromkeys(event_type(fact.event) for fact in request.facts)
+        self._boundary("before append", types)
         if trio.current_time() >= self._full_until:
             return None
         if request.stream == SERVICE_STREAM and self._full_with.code == "busy":
@@ -317,7 +338,7 @@ class History:
     def crash(self, _clients: trio.Nursery, _chance: random.Random) -> None:
         """Let the service be gone now."""
         if self._is_up:
-            self.faults["crash: now"] += 1
+            self.faults["crash: at once"] += 1
             self.harness.crash_now()
 
     def arm(self, _clients: trio.Nursery, chance: random.Random) -> None:

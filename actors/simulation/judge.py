@@ -110,58 +110,68 @@ class Judge:
     def _judge_event(self, job: JobId, record: Recorded, before: JobState | None) -> None:
         life = self._lives[job]
         name = f"{record.type} of {job} at seq {record.seq}"
-        match record.event:
-            case e.JobSubmitted() | e.JobRequeued():
-                life.waits_since_s = trio.current_time()
-                if isinstance(record.event, e.JobRequeued):
-                    # It keeps its slot until its run is let go of.
-                    life.waits_since_s = math.inf
-                    self._judge_gone((job, record.epoch), f"{name}: the run before it is alive")
-                    if record.epoch in life.begun:
-                        self._judge_captured((job, record.epoch), name)
-            case e.JobStarted():
-                self.demand(record.epoch not in life.started, f"{name}: a second time")
-                life.started.add(record.epoch)
-                assert before is not None, "a submitted job"
-                self._judge_new_epoch(before, name)
-                self._judge_order(before, name)
-            case e.AgentStarted():
-                self.demand(record.epoch not in life.begun, f"{name}: a run is doubled")
-                life.begun.add(record.epoch)
-                assert before is not None, "a submitted job"
-                self._judge_new_epoch(before, name)
-            case e.RunInterrupted(why="service_died" | "service_stopped"):
-                assert before is not None, "a submitted job"
-                if not before.reaped_left:
-                    self._judge_gone((job, record.epoch), f"{name}: it was not reaped")
-            case e.UsageRecorded() | e.UsageLate():
-                life.tokens += record.event.input_tokens
-            case e.WorkspaceRemoved():
-                there = (job, record.epoch) in self._world.workspaces
-                self.demand(not there, f"{name}: the workspace is there")
-            case e.SlotReleased():
-                self._judge_gone((job, record.epoch), f"{name}: processes are left")
-            case _:
-                pass
         if record.n is not None:
             self.demand((record.epoch, record.n) not in life.facts, f"{name}: a fact twice")
             life.facts.add((record.epoch, record.n))
-        if isinstance(record.event, e.TERMINAL):
-            life.terminals += 1
-            self.demand(life.terminals == 1, f"{name}: a second end")
-            self.causes[self.states[job].cause or "completed"] += 1
-            if record.event.artifacts == "complete":
-                self.demand(self._has_artifact((job, record.epoch)), f"{name}: nothing is stored")
-            elif record.epoch in life.begun and record.event.artifacts == "incomplete":
-                unknown = self.states[job].cause == "outcome_unknown"
-                if not unknown:
-                    self._judge_captured((job, record.epoch), name, incomplete=True)
-            if not record.event.left:
-                self._judge_gone((job, record.epoch), f"{name}: its processes live")
+        event = record.event
+        if isinstance(event, e.JobSubmitted):
+            life.waits_since_s = trio.current_time()
+        elif isinstance(event, (e.JobStarted, e.AgentStarted)):
+            assert before is not None, "a submitted job"
+            self._judge_start(record, before, name)
+        elif isinstance(event, e.TERMINAL):
+            self._judge_end((job, record.epoch), event, name)
+        elif isinstance(event, (e.UsageRecorded, e.UsageLate)):
+            life.tokens += event.input_tokens
+        else:
+            self._judge_host(record, before, name)
 
-    def _judge_new_epoch(self, before: JobState, name: str) -> None:
+    def _judge_start(self, record: Recorded, before: JobState, name: str) -> None:
+        life = self._lives[before.job_id]
+        first = isinstance(record.event, e.JobStarted)
+        epochs = life.started if first else life.begun
+        self.demand(record.epoch not in epochs, f"{name}: a run is doubled")
+        epochs.add(record.epoch)
         self.demand(before.cancel_requested_by is None, f"{name}: after a cancel")
         self.demand(before.ended is None, f"{name}: after a verdict")
+        if first:
+            self._judge_order(before, name)
+
+    def _judge_end(self, key: RunKey, event: e.TerminalEvent, name: str) -> None:
+        job, epoch = key
+        life = self._lives[job]
+        life.terminals += 1
+        self.demand(life.terminals == 1, f"{name}: a second end")
+        cause = self.states[job].cause
+        self.causes[cause or "completed"] += 1
+        if event.artifacts == "complete":
+            self.demand(self._has_artifact(key), f"{name}: nothing is stored")
+        elif epoch in life.begun and cause != "outcome_unknown" and event.artifacts == "incomplete":
+            self._judge_captured(key, name, incomplete=True)
+        if not event.left:
+            self._judge_gone(key, f"{name}: its processes live")
+
+    def _judge_host(self, record: Recorded, before: JobState | None, name: str) -> None:
+        """Compare what an event says of the world with the world."""
+        assert before is not None, "a submitted job"
+        key = (before.job_id, record.epoch)
+        match record.event:
+            case e.JobRequeued():
+                # It keeps its slot until its run is let go of.
+                self._lives[before.job_id].waits_since_s = math.inf
+                self._judge_gone(key, f"{name}: the run before it is alive")
+                if record.epoch in self._lives[before.job_id].begun:
+                    self._judge_captured(key, name)
+            case e.RunInterrupted(why="service_died" | "service_stopped"):
+                if not before.reaped_left:
+                    self._judge_gone(key, f"{name}: it was not reaped")
+            case e.WorkspaceRemoved():
+                there = key in self._world.workspaces
+                self.demand(not there, f"{name}: the workspace is there")
+            case e.SlotReleased():
+                self._judge_gone(key, f"{name}: processes are left")
+            case _:
+                pass
 
     def _judge_gone(self, key: RunKey, broken: str) -> None:
         tree = self._world.trees.get(key)

@@ -4,7 +4,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -18,7 +18,11 @@ SEEDS: Final = 2**63
 
 @attrs.frozen(kw_only=True)
 class SimulationReport:
-    """What happened in a history that kept its promises; counts by name, virtual seconds."""
+    """What happened in a history that kept its promises; counts by name, virtual seconds.
+
+    ``boundaries`` is how many points before the finale a crash could have been at, and
+    ``crashed_at`` names those at which there was one.
+    """
 
     seed: int
     steps: int
@@ -29,6 +33,8 @@ class SimulationReport:
     events: dict[str, int]
     causes: dict[str, int]
     faults: dict[str, int]
+    boundaries: int
+    crashed_at: dict[str, int]
 
     def to_json(self) -> bytes:
         """Answer the report as one line of JSON, keys sorted."""
@@ -38,27 +44,34 @@ class SimulationReport:
 class SimulationFailed(Exception):
     """A promise was broken; the same seed breaks it again."""
 
-    def __init__(self, seed: int, steps: int, reason: str) -> None:
-        super().__init__(f"seed {seed}, {steps} steps: {reason}\nrepeat: {command(seed, steps)}")
+    def __init__(self, seed: int, steps: int, reason: str, again: str) -> None:
+        super().__init__(f"seed {seed}, {steps} steps: {reason}\nrepeat: {again}")
         self.seed = seed
         self.steps = steps
         self.reason = reason
 
 
-def command(seed: int, steps: int | None) -> str:
-    """Answer the command that repeats a history."""
-    return f"watchkeeper simulate --seed {seed}" + (f" --steps {steps}" if steps else "")
+def command(seed: int, steps: int, crash_at: int | None = None, again_after: int = 0) -> str:
+    """Answer the command that repeats a history; one with ``crash_at`` is for Python only."""
+    if crash_at is None:
+        return f"watchkeeper simulate --seed {seed} --steps {steps}"
+    call = f"simulate({seed}, {steps}, crash_at={crash_at}, again_after={again_after})"
+    return f'python -c "from actors.simulation import simulate; {call}"'
 
 
-def simulate(seed: int, steps: int | None = None) -> SimulationReport:
+def simulate(
+    seed: int, steps: int | None = None, *, crash_at: int | None = None, again_after: int = 0
+) -> SimulationReport:
     """Play one history and judge it; the same arguments give the same bytes in the log.
 
-    ``steps`` None plays as many as the seed says; fewer play the beginning. Raises
-    SimulationFailed. Not to be called inside a running trio.
+    ``steps`` None plays as many as the seed says; fewer play the beginning. ``crash_at`` plays a
+    calm history with one crash, at the boundary of that number; 0: with none. ``again_after``
+    adds a second one, so many boundaries later. Raises SimulationFailed. Not to be called inside a running trio.
     """
     assert 0 <= seed < SEEDS, "a seed is a number of 63 bits"
-    history = History(seed, steps)
+    history = History(seed, steps, crash_at, again_after)
     clock = trio.testing.MockClock(autojump_threshold=0)
+    again = command(seed, history.steps, crash_at, again_after)
     with _deterministic(seed):
         try:
             trio.run(history.play, clock=clock)
@@ -66,9 +79,9 @@ def simulate(seed: int, steps: int | None = None) -> SimulationReport:
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = "".join(traceback.format_exception(error))
-            raise SimulationFailed(seed, history.steps, reason) from error
+            raise SimulationFailed(seed, history.steps, reason, again) from error
     if history.judge.verdict is not None:
-        raise SimulationFailed(seed, history.steps, history.judge.verdict)
+        raise SimulationFailed(seed, history.steps, history.judge.verdict, again)
     return SimulationReport(
         seed=seed,
         steps=history.steps,
@@ -79,13 +92,16 @@ def simulate(seed: int, steps: int | None = None) -> SimulationReport:
         events=dict(sorted(history.judge.events.items())),
         causes=dict(sorted(history.judge.causes.items())),
         faults=dict(sorted(history.faults.items())),
+        boundaries=history.boundaries,
+        crashed_at=dict(sorted(history.crashed_at.items())),
     )
 
 
 def shrink(failed: SimulationFailed) -> SimulationFailed:
     """Answer the failure of the shortest beginning of the history that still breaks a promise.
 
-    Looks at every length once it is short, and halves before: at most about 100 runs.
+    Halves the steps: at most eight runs. A shorter beginning may pass where a longer one fails
+    and a yet shorter one does not; then the answer is one of them.
     """
     low, best = 0, failed
     while best.steps - low > 1:
@@ -132,11 +148,11 @@ def _failure(seed: int, steps: int) -> SimulationFailed | None:
 @contextmanager
 def _deterministic(seed: int) -> Iterator[None]:
     """Let trio's scheduler draw from the seed; these are private names, so look that they exist."""
-    run = trio._core._run  # noqa: SLF001
+    # Any: a private module, and a name of it that is final to type checkers.
+    run: Any = trio._core._run  # noqa: SLF001
     assert hasattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING"), "trio has no such switch any more"
     assert hasattr(run, "_r"), "trio's scheduler draws from somewhere else"
-    before = run._ALLOW_DETERMINISTIC_SCHEDULING  # noqa: SLF001
-    state = run._r.getstate()  # noqa: SLF001
+    before, state = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()  # noqa: SLF001
     run._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
     run._r.seed(seed)  # noqa: SLF001
     try:

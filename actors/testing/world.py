@@ -84,8 +84,7 @@ class Harness:
         self.store.after.append(self._wake)
 
     def _wake(self, _batch: Batch) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
+        self._wake_all()
 
     def clock_ns(self) -> int:
         """Answer the wall clock: virtual time, and its jumps."""
@@ -211,6 +210,7 @@ class Harness:
                 self.crash_now()
                 raise Crashed from refused
             service.ready.set()
+            self._wake_all()
             await service.stopping.wait()
             nursery.cancel_scope.cancel()
 
@@ -326,7 +326,7 @@ class Harness:
         return state
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something is true of the log; at once if it is already."""
+        """Wait until something is true of the log or the service; at once if it is already."""
         while not true():
             await self.changed.wait()
 

@@ -198,6 +198,22 @@ async def test_a_store_that_can_not_keep_a_file_does_not_change_the_verdict(
     assert (state.status, state.artifact_state) == ("completed", "incomplete")
 
 
+async def test_a_capture_that_finds_no_room_does_not_change_the_verdict(
+    autojump_clock, monkeypatch
+):
+    """Also when not one file could be made, the job ends with its own status."""
+
+    async def capture(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("actors.testing.host.FakeRun.capture", capture)
+
+    types, state = await run_one(Script())
+
+    assert (state.status, state.artifact_state) == ("completed", "incomplete")
+    assert types.count("process.reaped") == 2
+
+
 async def test_processes_that_can_not_be_ended_do_not_hold_the_end_for_ever(autojump_clock):
     """After the deadline the job ends with ``left``, and its slot is quarantined."""
     limits = Limits(capacity=1, reap_deadline_ms=1_000)

@@ -26,7 +26,12 @@ def main(seeds: int, first: int) -> int:
     """Run the seeds and print the table."""
     began = time.monotonic()
     failures: list[str] = []
-    totals: dict[str, Counter[str]] = {"event": Counter(), "ending": Counter(), "fault": Counter()}
+    totals: dict[str, Counter[str]] = {
+        "event": Counter(),
+        "ending": Counter(),
+        "fault": Counter(),
+        "crash": Counter(),
+    }
     sums: Counter[str] = Counter()
     fewest_jobs = sys.maxsize
     with ProcessPoolExecutor(PROCESSES) as pool:
@@ -37,6 +42,7 @@ def main(seeds: int, first: int) -> int:
             totals["event"].update(found.events)
             totals["ending"].update(found.causes)
             totals["fault"].update(found.faults)
+            totals["crash"].update(found.crashed_at)
             sums.update(
                 jobs=found.jobs,
                 crashes=sum(n for name, n in found.faults.items() if name.startswith("crash")),

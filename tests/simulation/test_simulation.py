@@ -93,6 +93,25 @@ def failure(seed, steps=None):
 
 
 @pytest.mark.slow
+def test_a_crash_at_any_boundary_of_a_calm_history_keeps_every_promise():
+    """Before an append, before and after its commit, before and after each act on the host."""
+    calm = simulate(1, 8, crash_at=0)
+    hit = set()
+
+    for crash_at in range(1, calm.boundaries + 1):
+        hit.update(simulate(1, 8, crash_at=crash_at).crashed_at)
+
+    assert calm.crashed_at == {}
+    assert {name.split(": ")[1] for name in hit} == {
+        "before append",
+        "before commit",
+        "after commit",
+        "before act",
+        "after act",
+    }
+
+
+@pytest.mark.slow
 def test_the_command_answers_in_json_or_in_words(capsys):
     """Exit code 0, and the same figures in both."""
     assert main_simulate(4, 20, as_json=True) == 0
