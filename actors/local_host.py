@@ -14,7 +14,8 @@ from actors.limits import Limits
 from actors.local_run import LocalRun, RunServices, reaped_event
 from actors.process.identity import Mark, ProcessIdentity, current_boot_id
 from actors.process.pool import open_keeper_pool
-from actors.process.sweep import become_subreaper, sweep_log, sweep_run
+from actors.process.reaped import Reaped
+from actors.process.sweep import become_subreaper, marks_of_log, sweep_marked, sweep_run
 from actors.repository import Repositories
 from actors.workspace import DataLayout, RunPlace, delete, discard
 from storage import events as e
@@ -43,6 +44,8 @@ class LocalHost:
     def __init__(self, services: RunServices, layout: DataLayout) -> None:
         self._services = services
         self._layout = layout
+        # What carried a mark when the service started; None once it runs jobs of its own.
+        self._marks_at_start: frozenset[Mark] | None = None
 
     @property
     def containment(self) -> str:
@@ -61,11 +64,13 @@ class LocalHost:
 
     def open_run(self, spec: RunSpec) -> LocalRun:
         """Answer the run of this epoch; starts nothing yet."""
+        self._marks_at_start = None
         return LocalRun(spec, self._place(spec.job, spec.epoch), self._services)
 
     def adopt_run(self, spec: RunSpec, workspace: e.WorkspacePrepared | None) -> LocalRun:
         """Answer a run whose workspace exists already, to capture and remove it."""
         place = self._place(spec.job, spec.epoch)
+        self._marks_at_start = None
         return LocalRun(spec, place, self._services, adopted=workspace)
 
     async def reconcile(self, job: JobId, epoch: int, keeper: e.ProcessSpawned) -> Reconciled:
@@ -84,17 +89,23 @@ class LocalHost:
         self, job: JobId, epoch: int, keeper: e.ProcessSpawned | None
     ) -> e.ProcessReaped:
         """End every process that carries the run's mark, or descends from its keeper."""
+        mark = Mark(job=job, epoch=epoch, log_id=self._services.log_id)
+        identity = _identity(keeper) if keeper is not None else None
+        if self._left_nothing(mark, identity):
+            await trio.lowlevel.checkpoint()
+            return reaped_event("recovery", Reaped())
         reaped = await sweep_run(
-            Mark(job=job, epoch=epoch, log_id=self._services.log_id),
-            keeper=_identity(keeper) if keeper is not None else None,
+            mark,
+            keeper=identity,
             deadline_ms=self._services.limits.reap_deadline_ms,
         )
         return reaped_event("recovery", reaped)
 
     async def sweep(self, keep: frozenset[tuple[JobId, int]]) -> int:
         """Remove workspaces and processes of no run in ``keep``; answer how many were found."""
-        ended = await sweep_log(
-            self._services.log_id,
+        self._marks_at_start = await marks_of_log(self._services.log_id)
+        ended = await sweep_marked(
+            self._marks_at_start,
             keep=frozenset((str(job), epoch) for job, epoch in keep),
             deadline_ms=self._services.limits.reap_deadline_ms,
         )
@@ -102,6 +113,15 @@ class LocalHost:
         removed = await trio.to_thread.run_sync(_discard_others, self._layout, names)
         await self._services.wake_trash.send(None)
         return removed + sum(report.seen for report in ended)
+
+    def _left_nothing(self, mark: Mark, keeper: ProcessIdentity | None) -> bool:
+        """Answer whether the look at the start showed that a run of an earlier service is gone.
+
+        Only a marked process makes marked ones, so what was not there then does not come later.
+        """
+        if self._marks_at_start is None or mark in self._marks_at_start:
+            return False
+        return keeper is None or not keeper.alive(current_boot_id())
 
     def _place(self, job: JobId, epoch: int) -> RunPlace:
         return RunPlace(self._layout, job, epoch)

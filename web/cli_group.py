@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "replay": ("web.cli_audit", "Show the history of a job from the log alone."),
     "events": ("web.cli_audit", "Show the events of the log."),
     "verify": ("web.cli_audit", "Prove that the log is whole."),
+    "simulate": ("web.cli_simulate", "Run one simulated history, decided by a seed."),
     "doctor": ("web.cli_doctor", "Check this machine, and show the settings in force."),
 }
 """Where each command lives, and its line in the help; modules are imported when used."""

@@ -4,6 +4,7 @@ The kernel gives a pid to a new process as soon as the old one is reaped; start 
 ``/proc/PID/stat``, in clock ticks since the boot) and boot id make the name unique.
 """
 
+import functools
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +52,9 @@ class Mark:
         )
 
 
+@functools.cache
 def current_boot_id() -> str:
-    """Answer the kernel's random name of this boot."""
+    """Answer the kernel's random name of this boot; a process lives in one boot only."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

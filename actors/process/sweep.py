@@ -62,11 +62,15 @@ async def sweep_tree(keeper: ProcessIdentity, *, deadline_ms: int) -> Reaped:
     return await trio.to_thread.run_sync(_sweep, search, deadline_ms)
 
 
-async def sweep_log(
-    log_id: str, *, keep: frozenset[tuple[str, int]], deadline_ms: int
+async def marks_of_log(log_id: str) -> frozenset[Mark]:
+    """Answer the runs of this log of which a process is there, by the marks they carry."""
+    return frozenset(await trio.to_thread.run_sync(_marks_of_log, log_id))
+
+
+async def sweep_marked(
+    found: frozenset[Mark], *, keep: frozenset[tuple[str, int]], deadline_ms: int
 ) -> list[Reaped]:
-    """Kill every process that carries this log's mark and belongs to no run in ``keep``."""
-    found = await trio.to_thread.run_sync(_marks_of_log, log_id)
+    """Kill every process that carries one of the marks and belongs to no run in ``keep``."""
     return [
         await sweep_run(mark, deadline_ms=deadline_ms)
         for mark in sorted(found, key=str)

@@ -4,11 +4,13 @@ import hashlib
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
+from pathlib import Path
 from typing import Literal
 
 import attrs
 import trio
 
+from actors.backends import Launch
 from actors.host import (
     AgentOutcome,
     Captured,
@@ -81,15 +83,23 @@ class Script:
     unknown_s: float = 0.0
     message_error: HostError | None = None
 
+    def open_run(self, host: "FakeHost", spec: RunSpec) -> "FakeRun":
+        """Answer the run that follows this script."""
+        return FakeRun(host, spec)
+
 
 @attrs.define
 class Tree:
-    """The processes of one run as the machine has them: role by pid."""
+    """The processes of one run as the machine has them: role by pid.
+
+    ``on_end`` is called, by pid, when a signal ends the process.
+    """
 
     script: Script
     keeper: e.ProcessSpawned
     roles: dict[int, str]
     stuck_until: float = math.inf
+    on_end: dict[int, Callable[[], None]] = attrs.field(factory=dict)
 
     def signal(self, how: str) -> list[e.ReapedProcess]:
         """End all that can be ended now, and answer them."""
@@ -99,6 +109,8 @@ class Tree:
         gone = [p for p, role in self.roles.items() if role != "stuck" or now >= self.stuck_until]
         for pid in gone:
             del self.roles[pid]
+            if pid in self.on_end:
+                self.on_end.pop(pid)()
         return [e.ReapedProcess(pid=pid, how=how) for pid in gone]
 
     @property
@@ -108,10 +120,25 @@ class Tree:
 
 
 @attrs.define(kw_only=True)
+class Launched:
+    """What a scripted program was given, and what its backend raised."""
+
+    launch: Launch
+    stdin: bytes = b""
+    errors: list[Exception] = attrs.field(factory=list)
+
+
+@attrs.define(kw_only=True)
 class World:
-    """A machine: processes, workspaces and artifact files by (job, epoch), whoever serves."""
+    """A machine: processes, workspaces and artifact files by (job, epoch), whoever serves.
+
+    Scripted programs live in ``nursery`` and write into the folder ``data``; None: there are none.
+    """
 
     script: Callable[[RunSpec], Script]
+    nursery: trio.Nursery | None = None
+    data: Path | None = None
+    launched: dict[RunKey, Launched] = attrs.field(factory=dict)
     scripts: dict[RunKey, Script] = attrs.field(factory=dict)
     trees: dict[RunKey, Tree] = attrs.field(factory=dict)
     workspaces: dict[RunKey, bool] = attrs.field(factory=dict)
@@ -191,6 +218,10 @@ class FakeHost(Host):
             raise Crashed
         self._before(verb, key)
 
+    async def wait_dead(self) -> None:
+        """Wait until the service process is gone."""
+        await self._dead.wait()
+
     async def wait(self, seconds: float) -> None:
         """Wait, also shielded, but not longer than the service lives."""
         if self._dead.is_set():
@@ -204,7 +235,7 @@ class FakeHost(Host):
     def open_run(self, spec: RunSpec) -> Run:
         """Answer the run of this epoch."""
         self.check("open_run", (spec.job, spec.epoch))
-        return FakeRun(self, spec)
+        return self.world.script_of(spec).open_run(self, spec)
 
     def adopt_run(self, spec: RunSpec, workspace: e.WorkspacePrepared | None) -> Run:
         """Answer a run of an earlier service process."""

@@ -276,13 +276,19 @@ class Harness:
             agent=state.submitted.agent,
             backend="fake",
             prompt=prompt.decode(),
+            model=state.submitted.model,
             workspace=state.submitted.workspace,
             timeout_ms=state.submitted.timeout_ms,
             max_budget_microusd=state.submitted.max_budget_microusd,
             grace_ms=self.limits.grace_ms,
             output_bytes_max=self.limits.output_bytes_max,
+            session_id=state.submitted.session_id,
         )
-        return RunRecipe(spec=spec, agent_digest="d" * 64)
+        return RunRecipe(spec=self._refine(spec), agent_digest="d" * 64)
+
+    def _refine(self, spec: RunSpec) -> RunSpec:
+        """Answer the spec as the definition of its agent makes it."""
+        return spec
 
     # --- what a client does ----------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import trio
 
 from actors.process.identity import Mark, ProcessIdentity, current_boot_id
 from actors.process.keeper import read_process
-from actors.process.sweep import become_subreaper, sweep_log, sweep_run
+from actors.process.sweep import become_subreaper, marks_of_log, sweep_marked, sweep_run
 
 pytestmark = pytest.mark.acceptance
 
@@ -117,7 +117,8 @@ async def test_the_sweep_of_a_log_spares_the_runs_to_keep(env, traces):
     ]
     await traces.appear(3)
 
-    reports = await sweep_log(MARK.log_id, keep=frozenset({("job_1", 1)}), deadline_ms=5_000)
+    found = await marks_of_log(MARK.log_id)
+    reports = await sweep_marked(found, keep=frozenset({("job_1", 1)}), deadline_ms=5_000)
 
     assert sum(report.seen for report in reports) == 2
     assert traces.pids() == {started[1].pid}
