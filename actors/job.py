@@ -302,7 +302,6 @@ class JobActor:
 
     async def _capture(self, run: Run) -> tuple[Captured | None, list[e.JobEvent | Fact]]:
         """Store what the run made; answer it with the facts for the batch of the ending."""
-        captured: Captured | None = None
         facts: list[e.JobEvent | Fact] = []
         deadline_s = self._limits.capture_deadline_ms / 1000
         with self._capture_scope, trio.move_on_after(deadline_s):

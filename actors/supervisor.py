@@ -431,8 +431,10 @@ class Supervisor(Actor[Command]):
                     last = e.JobErrored(cause="internal", detail=type(error).__name__, left=left)
                     await actor.stream.append_surely([last])
                 finished = "terminal"
+            except (DiskFull, LogBusy, LogClosed):
+                # Only while stopping: the next start of the service ends the job.
+                return finished
             except AppendRefused as refused:
-                # The log takes nothing: the next start of the service ends the job.
                 self._on_crash(actor.stream.job, refused)
         return finished
 

@@ -148,10 +148,11 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_every_page_can_be_reached_from_the_readme():
-    """No document is an orphan."""
+    """No document is an orphan; a link to a folder leads to the pages in it."""
     seen, waiting = set(), [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()
+        waiting += page.glob("*.md") if page.is_dir() else ()
         if page in seen or page.suffix != ".md":
             continue
         seen.add(page)

@@ -55,6 +55,7 @@ def test_the_metadata_is_that_of_the_project(wheel):
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert len(wanted) == len(PROJECT["dependencies"]) + 1, "one is Requires-Python"
     assert "watchkeeper = web.cli:main" in entry
+    assert "[pytest11]\nwatchkeeper = actors.testing.plugin" in entry
 
 
 def test_no_other_distribution_owns_our_names():

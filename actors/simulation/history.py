@@ -122,7 +122,7 @@ class History:
         while True:
             await self.harness.start()
             await self.harness.alive.gone.wait()
-            await trio.sleep(chance.choices((0.0, 0.1, 1.0, 30.0), weights=(6, 6, 3, 1))[0])
+            await trio.sleep(chance.choices((0.0, 0.1, 1.0, 10.0), weights=(8, 6, 3, 1))[0])
 
     async def _finale(self) -> None:
         """Let all faults be over, wait for the ends, stop, and start once more to sweep."""
@@ -148,7 +148,9 @@ class History:
     @property
     def _is_up(self) -> bool:
         service = self.harness.service
-        return service is not None and service.ready.is_set() and not service.crashed
+        if service is None or service.crashed or service.gone.is_set():
+            return False
+        return service.ready.is_set()
 
     def _all_over(self) -> bool:
         states = self.judge.states.values()
@@ -359,7 +361,7 @@ class History:
 
     def lower_disk(self, _clients: trio.Nursery, chance: random.Random) -> None:
         """Let the disk be below or above its low-water mark."""
-        self.harness.disk_low = not self.harness.disk_low and chance.random() < 0.5
+        self.harness.disk_low = not self.harness.disk_low and chance.random() < 0.4
 
     def slow_log(self, _clients: trio.Nursery, chance: random.Random) -> None:
         """Let commits take their time for a while."""

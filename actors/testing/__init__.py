@@ -20,13 +20,13 @@ if TYPE_CHECKING:
         World,
     )
     from actors.testing.program import Output, Program, lines
+    from actors.testing.schedule import virtual_clock
     from actors.testing.store import MortalLog, WatchedStore
     from actors.testing.workbench import (
         Agent,
         Workbench,
         memory_log,
         open_workbench,
-        virtual_clock,
     )
     from actors.testing.world import Harness, Service, open_world
 
@@ -58,7 +58,7 @@ __all__ = [
     "virtual_clock",
 ]
 
-_MODULES: Final = ("history", "host", "program", "store", "workbench", "world")
+_MODULES: Final = ("history", "host", "program", "schedule", "store", "workbench", "world")
 
 
 def __getattr__(name: str) -> object:

@@ -69,14 +69,16 @@ def assert_history(
     left_out = {_name_of(one) for one in ignoring}
     records = [record for record in history if record.type not in left_out]
     wanted = [one if one is ... else _matcher_of(one) for one in expected]
-    places = _reach({0}, wanted)
+    places = furthest = _reach({0}, wanted)
+    reached_at = 0
     for number, record in enumerate(records):
-        further = _step(places, wanted, record, text_of)
-        if not further:
-            raise AssertionError(_failure(records, wanted, number, places, text_of, remarks))
-        places = further
+        places = _step(places, wanted, record, text_of)
+        if not places:
+            break
+        if max(places) >= max(furthest):
+            furthest, reached_at = places, number + 1
     if len(wanted) not in places:
-        raise AssertionError(_failure(records, wanted, len(records), places, text_of, remarks))
+        raise AssertionError(_failure(records, wanted, reached_at, furthest, text_of, remarks))
 
 
 # --- matching ------------------------------------------------------------------------------------

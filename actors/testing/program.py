@@ -241,38 +241,37 @@ class _Process:
 
     async def live(self) -> None:
         """Follow the script to the end, or until it is killed."""
-        status = _KILLED
         try:
             with trio.CancelScope() as scope:
                 self._tree.on_end[self._pid] = scope.cancel
-                status = await self._follow_script()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read_prompt)
+                    nursery.start_soon(self._lose_keeper)
+                    await self._follow_script()
+                    nursery.cancel_scope.cancel()
         finally:
             for stream in (self._stdin, *self._streams.values()):
                 if stream is not None:
                     stream.close()
             self._tree.on_end.pop(self._pid, None)
             self._tree.roles.pop(self._pid, None)
-        self._child.note_ended(status)
+        if self._child.status is None:
+            self._child.note_ended(_KILLED)
 
-    async def _follow_script(self) -> int:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_prompt)
-            nursery.start_soon(self._lose_keeper)
-            with trio.move_on_at(self._started_at + self._program.run_s):
-                await self._write_output()
-                await trio.sleep_forever()
-            nursery.cancel_scope.cancel()
-        if self._program.signal is not None:
-            return self._program.signal
-        return self._program.exit_code << 8
-
-    async def _write_output(self) -> None:
+    async def _follow_script(self) -> None:
+        program = self._program
         try:
-            for output in self._program.output:
+            for output in program.output:
+                if output.after_s > program.run_s:
+                    break
                 await trio.sleep_until(self._started_at + output.after_s)
                 await self._streams[output.stream].send_all(output.data)
         except trio.BrokenResourceError:
-            return  # Nobody reads any more: the service that did is gone.
+            pass  # Nobody reads any more: the service that did is gone.
+        await trio.sleep_until(self._started_at + program.run_s)
+        # In the moment of its deadline, so that an end at the very limit still counts as one.
+        exit_status = program.exit_code << 8 if program.signal is None else program.signal
+        self._child.note_ended(exit_status)
 
     async def _read_prompt(self) -> None:
         if self._stdin is not None:

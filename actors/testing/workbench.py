@@ -1,14 +1,13 @@
 """The workbench: a runtime on the virtual clock for people who test their own agents."""
 
 import functools
-import inspect
 import random
 import tempfile
 import traceback
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn
 
 import attrs
 import trio
@@ -24,15 +23,13 @@ from actors.testing.store import WatchedStore
 from actors.testing.world import EPOCH_NS, Harness
 from storage import events as e
 from storage.batch import Batch
-from storage.ids import IdSource, JobId
+from storage.ids import SERVICE_STREAM, IdSource, JobId
 from storage.testing import MemoryEventLog, MemoryStore
 
 Agent = Script | Callable[[RunSpec], Script]
 """How the runs of an agent go: all the same, or by the spec of the run (prompt, epoch, ...)."""
 
 WAIT_S: Final = 7 * 86_400.0
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @attrs.define(eq=False)
@@ -196,7 +193,11 @@ class Workbench(Harness):
 
 def _clean(bench: Workbench, job: JobId) -> bool:
     state = bench.state(job)
-    return state.workspace_removed_epoch == state.epoch
+    if state.workspace_removed_epoch == state.epoch:
+        return True
+    # What a service that died had still to remove, the next one has swept away without an event.
+    writer, now = bench.history(job)[-1].session, bench.store.streams[SERVICE_STREAM][-1].session
+    return writer != now and (job, state.epoch) not in bench.world.workspaces
 
 
 def _script_of(agents: Mapping[str, Agent], spec: RunSpec) -> Script:
@@ -215,7 +216,7 @@ async def open_workbench(
     """Open a workbench with these agents and a service that is ready.
 
     One agent without a name is called ``agent``; None is an agent that ends well after 1 s. It
-    must run on trio's MockClock: see :func:`virtual_clock`. The error of a test comes out of the
+    must run on trio's MockClock: see :func:`actors.testing.virtual_clock`. The error of a test comes out of the
     block as it is, not in a group.
     """
     if not isinstance(trio.lowlevel.current_clock(), MockClock):
@@ -267,25 +268,6 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]
     return inner
-
-
-def virtual_clock(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Answer an async test as a plain one that runs under trio on a clock that jumps.
-
-    Waiting takes no time: when nothing is left to do the clock goes to the next deadline. For
-    pytest the test is not async, so that no plugin for async tests is needed, or disturbed.
-    """
-
-    def run_test(*args: P.args, **kwargs: P.kwargs) -> T:
-        return trio.run(
-            functools.partial(test, *args, **kwargs), clock=MockClock(autojump_threshold=0)
-        )
-
-    functools.update_wrapper(run_test, test)
-    # pytest finds the fixtures by the signature, and must not find the async function behind it.
-    del run_test.__wrapped__  # type: ignore[attr-defined]
-    run_test.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
-    return run_test
 
 
 def memory_log(store: MemoryStore | None = None) -> MemoryEventLog:

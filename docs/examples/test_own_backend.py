@@ -116,7 +116,7 @@ async def test_the_crash_of_tinker_is_its_failure(watchkeeper_world):
         world.assert_history(job, [..., event("job.failed", cause="agent_exit"), ...])
 
 
-@virtual_clock
+@virtual_clock(schedules=5)
 async def test_a_run_that_the_service_lost_is_repeated_once(watchkeeper_world):
     def first_hangs(spec):
         return tinker(STEP, run_s=math.inf) if spec.epoch == 1 else tinker(STEP, DONE)

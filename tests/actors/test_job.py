@@ -479,6 +479,26 @@ async def test_the_end_of_a_crashed_job_waits_for_room(autojump_clock):
         assert world.alive.ready.is_set()
 
 
+async def test_a_crashed_job_that_can_not_be_ended_before_a_stop_is_left_to_the_next_start(
+    autojump_clock,
+):
+    """A log without room while stopping is no crash of its own; the job is not lost."""
+    script = Script(crash=RuntimeError("bug"))
+    async with open_world(script, limits=Limits(drain_ms=1_000)) as world:
+        job = (await world.submit()).job_id
+        await world.until_type(job, "agent.started")
+        world.refuse = lambda append: LogBusy(1) if append.stream != "service" else None
+        await trio.sleep(2)
+
+        await world.stop()
+        assert [type(error) for _, error in world.crashes] == [RuntimeError]
+        world.refuse = None
+        await world.start()
+        await world.until_over(job)
+
+        assert (world.state(job).cause, world.world.alive) == ("interrupted", 0)
+
+
 async def test_a_workspace_that_can_not_be_removed_is_left_to_the_next_start(autojump_clock):
     """The job is over all the same; the log does not claim the removal."""
     async with open_world(Script(remove_error=HostError("internal", "busy"))) as world:
