@@ -1,6 +1,5 @@
 """Which mechanism holds the jobs of this service, and why no stronger one does."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ import attrs
 
 from actors.errors import ContainmentUnavailable
 from actors.process.keeper import MECHANISMS
-from actors.process.runner import KEEPER_FILE
+from actors.process.runner import KEEPER_FILE, keeper_environment
 
 MODES: Final = ("auto", "pidns", "cgroup", "uid", "subreaper")
 _NOT_BUILT: Final = "this version does not have it"
@@ -63,7 +62,7 @@ def try_out(mechanism: str, folder: Path) -> str | None:
         done = subprocess.run(  # noqa: S603  our own program
             [sys.executable, "-I", "-S", str(KEEPER_FILE), "probe", mechanism],
             cwd=folder,
-            env={k: v for k, v in os.environ.items() if k in {"LD_LIBRARY_PATH", "PATH"}},
+            env=keeper_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PROBE_S,

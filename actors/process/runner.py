@@ -346,7 +346,7 @@ async def _start_keeper(mechanism: str) -> tuple[trio.Process, trio.socket.Socke
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=DEVNULL,
-            env=_keeper_environment(),
+            env=keeper_environment(),
             start_new_session=True,
         )
     except BaseException:
@@ -357,7 +357,8 @@ async def _start_keeper(mechanism: str) -> tuple[trio.Process, trio.socket.Socke
     return process, channel
 
 
-def _keeper_environment() -> dict[str, str]:
+def keeper_environment() -> dict[str, str]:
+    """Answer what a keeper sees of the service's environment: what an interpreter needs to start."""
     return {k: v for k, v in os.environ.items() if k in {"LD_LIBRARY_PATH", "PATH"}}
 
 
