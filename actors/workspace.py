@@ -159,8 +159,7 @@ class RunPlace:
 
 async def prepare_scratch(place: RunPlace) -> e.WorkspacePrepared:
     """Make an empty workspace; raises HostError."""
-    await _prepare_folders(place)
-    await _blocking(lambda: place.tree.mkdir(mode=_PRIVATE))
+    await _prepare_folders(place, place.tree)
     return e.WorkspacePrepared(kind="scratch", strategy="empty")
 
 
@@ -193,11 +192,11 @@ async def prepare_clone(
     )
 
 
-async def _prepare_folders(place: RunPlace) -> None:
+async def _prepare_folders(place: RunPlace, *more: Path) -> None:
     def make() -> None:
         # An earlier start of the same epoch may have been cut off half-way.
         discard([place.workspace, place.private], place.layout.trash)
-        for folder in (place.workspace, place.home, place.tmp, place.private):
+        for folder in (place.workspace, place.home, place.tmp, place.private, *more):
             folder.mkdir(mode=_PRIVATE)
         (place.home / ".gitconfig").write_text(_AGENT_GIT_CONFIG)
 
