@@ -276,10 +276,9 @@ async def test_stdin_is_empty(run_job):
         "sleep {mark} & setsid sleep {mark} & setsid env -i sleep {mark} & kill -9 $PPID; wait",
     ],
 )
-async def test_an_agent_that_kills_its_keeper_is_interrupted(run_job, mark, script, mechanism):
+@pytest.mark.parametrize("mechanism", ["subreaper"], indirect=True)
+async def test_an_agent_that_kills_its_keeper_is_interrupted(run_job, mark, script):
     """Everything is found and ended first; then the run counts as interrupted."""
-    if mechanism == "pidns":
-        pytest.skip("pidns: an agent can not kill its keeper; the next two tests say so")
     with trio.fail_after(10):
         done = await run_job(script.format(mark=mark))
 
@@ -290,11 +289,9 @@ async def test_an_agent_that_kills_its_keeper_is_interrupted(run_job, mark, scri
     assert done.captured.complete
 
 
-async def test_in_a_namespace_an_agent_can_not_kill_its_keeper(run_job, mechanism):
+@pytest.mark.parametrize("mechanism", ["pidns"], indirect=True)
+async def test_in_a_namespace_an_agent_can_not_kill_its_keeper(run_job):
     """The parent of the agent is pid 1 of its namespace: signals from inside do nothing to it."""
-    if mechanism != "pidns":
-        pytest.skip(f"{mechanism}: an agent of the same user can kill its keeper")
-
     done = await run_job("kill -9 $PPID; kill -9 1; kill -STOP 1; echo still here")
 
     assert done.outcome.result == b"still here\n"
@@ -320,10 +317,9 @@ async def test_a_keeper_killed_from_outside_leaves_nothing(host, spec, mark):
     assert not {pid for pid in children() - others if read_process(int(pid)).dead}
 
 
-async def test_a_lost_keeper_does_not_touch_other_jobs(host, spec, run_job, mark, mechanism):
+@pytest.mark.parametrize("mechanism", ["subreaper"], indirect=True)
+async def test_a_lost_keeper_does_not_touch_other_jobs(host, spec, run_job, mark):
     """The orphans of one job are not sought among the processes of another."""
-    if mechanism == "pidns":
-        pytest.skip("pidns: a lost keeper has no orphans")
     other = await start(host, spec(f"setsid sleep {mark} & sleep {mark}"))
     await until_living(mark, 2)
 
