@@ -324,7 +324,7 @@ async def open_runtime(
     seams = seams or Seams()
     with DataFolder.lock(config.data) as folder:
         async with (
-            _open_log(folder, seams) as log,
+            _open_log(folder, seams, config.limits) as log,
             _open_host(config, seams, log.log_id) as host,
             trio.open_nursery() as nursery,
         ):
@@ -338,7 +338,9 @@ async def open_runtime(
             nursery.cancel_scope.cancel()
 
 
-def _open_log(folder: DataFolder, seams: Seams) -> AbstractAsyncContextManager[EventLog]:
+def _open_log(
+    folder: DataFolder, seams: Seams, limits: Limits
+) -> AbstractAsyncContextManager[EventLog]:
     session = seams.ids.new("ses")
     if seams.open_log is not None:
         return seams.open_log(session)
@@ -349,6 +351,7 @@ def _open_log(folder: DataFolder, seams: Seams) -> AbstractAsyncContextManager[E
         clock_ns=seams.clock_ns,
         session=session,
         die=seams.die,
+        pending_max=limits.appends_pending_max,
         ballast=folder.ballast,
     )
 
